@@ -7,15 +7,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from bigdl.common.checks import check_positive
+from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, UserFramesOnly, type_name
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.data.feeds import as_feed, feed_of, input_type_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.inference.shipping import ShippedModel
 from bigdl.orca.learn.backends import BACKENDS
+from bigdl.orca.learn.prediction.classes import (
+    OUTPUTS,
+    Scores,
+    ShippedClassifier,
+    unknown_scores,
+)
 from bigdl.orca.learn.prediction.predictor import NOT_FITTED, DistributedPredictor, PredictOptions
 from bigdl.orca.learn.prediction.sample import Sample, Sampler
 from bigdl.orca.learn.prediction.sql import sql_function
@@ -73,6 +79,8 @@ class PredictionRequest:
         Sample rows of the model's inputs, of any type that ``predict`` takes.
     is_standalone : bool
         True if the model is stored without its checkpoint and must contain large tables.
+    output : {"raw", "class", "probability"}
+        Form of the predictions.
     """
 
     batch_size: int
@@ -82,9 +90,11 @@ class PredictionRequest:
     callbacks: Any = None
     sample: Any = None
     is_standalone: bool = False
+    output: str = "raw"
 
     def __post_init__(self) -> None:
         check_positive("batch_size", self.batch_size)
+        check_choice("output", self.output, OUTPUTS)
         self.feature_cols = names_of(self.feature_cols)
         if self.output_cols is not None:
             self.output_cols = names_of(self.output_cols)
@@ -124,6 +134,21 @@ class PredictingEstimator(ABC):
         """Return the model's input types from training, if they are known."""
         return None
 
+    def _scores(self, output: str) -> Scores:
+        """Return what the model's outputs mean.
+
+        Parameters
+        ----------
+        output : str
+            Requested form of the predictions, for error messages.
+
+        Raises
+        ------
+        UsageError
+            If that is not known.
+        """
+        raise unknown_scores(output, "unknown")
+
     def _cluster(self, feed: Feed) -> Cluster:
         """Return the cluster whose tasks predict an input."""
         return active_spark()
@@ -158,7 +183,11 @@ class PredictingEstimator(ABC):
         options = self._predict_options(request)
         if request.accelerate is not None and rows is not None:
             options = replace(options, inputs=rows.leaves)
-        return DistributedPredictor(self._ship(request, rows, cluster), options)
+        shipped = self._ship(request, rows, cluster)
+        if request.output == "raw":
+            return DistributedPredictor(shipped, options)
+        scores = self._scores(request.output)
+        return DistributedPredictor(ShippedClassifier(shipped, scores, request.output), options)
 
     def _sample(self, request: PredictionRequest, cluster: Cluster) -> Sample | None:
         """Return rows of the user's ``sample=``, or None without it."""
@@ -422,6 +451,7 @@ class TrainingEstimator(PredictingEstimator):
         *,
         accelerate: str | os.PathLike | None = None,
         sample: Any = None,
+        output: str = "raw",
     ) -> Any:
         """Return a streaming DataFrame with predictions.
 
@@ -440,6 +470,8 @@ class TrainingEstimator(PredictingEstimator):
         sample : optional
             Sample rows in any form that ``predict`` takes; up to 256 are used. Required for a
             model that was not fitted.
+        output : {"raw", "class", "probability"}
+            See ``predict``.
 
         Returns
         -------
@@ -465,7 +497,7 @@ class TrainingEstimator(PredictingEstimator):
         Row(id=1, x=[1.0, -2.0], prediction=DenseVector([1.0, 0.0]))
         """
         request = PredictionRequest(
-            batch_size, feature_cols, output_cols, accelerate, sample=sample
+            batch_size, feature_cols, output_cols, accelerate, sample=sample, output=output
         )
         self._check_prediction(request)
         if not getattr(data, "isStreaming", False):
@@ -492,6 +524,7 @@ class TrainingEstimator(PredictingEstimator):
         *,
         accelerate: str | os.PathLike | None = None,
         sample: Any = None,
+        output: str = "raw",
     ) -> Any:
         """Return the model as a Spark user-defined function, for DataFrames and SQL.
 
@@ -512,6 +545,8 @@ class TrainingEstimator(PredictingEstimator):
         sample : optional
             Sample rows in any form that ``predict`` takes; up to 256 are used. Required for a
             model that was not fitted.
+        output : {"raw", "class", "probability"}
+            See ``predict``.
 
         Returns
         -------
@@ -537,7 +572,9 @@ class TrainingEstimator(PredictingEstimator):
         Row(y=[1.0, 2.0])
         """
         return self._function(
-            PredictionRequest(batch_size, feature_cols, output_cols, accelerate, sample=sample)
+            PredictionRequest(
+                batch_size, feature_cols, output_cols, accelerate, sample=sample, output=output
+            )
         )
 
     def packed_model(
@@ -561,7 +598,9 @@ class TrainingEstimator(PredictingEstimator):
         options = predictor.options
         kept = {"dtype": float_dtype(options.config)}
         kept = with_texts(kept) if takes_texts(options.config) else kept
-        return predictor.shipped.broadcast.value, replace(options, config=kept)
+        return cast("ShippedModel", predictor.shipped).broadcast.value, replace(
+            options, config=kept
+        )
 
     def _inputs(self) -> list | None:
         """Return the model's input types from training, if they are known."""

@@ -24,6 +24,7 @@ from bigdl.orca.data.arrow_types import is_arrow_convertible
 from bigdl.orca.data.feeds.in_memory import input_arrays
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.inference.shipping import LoadedModel, ShippedModel
+from bigdl.orca.learn.prediction.classes import ShippedClassifier
 from bigdl.orca.learn.prediction.outputs import (
     OutputColumns,
     OutputSpec,
@@ -87,11 +88,11 @@ class DistributedPredictor:
 
     Attributes
     ----------
-    shipped : ShippedModel
+    shipped : ShippedModel or ShippedClassifier
     options : PredictOptions
     """
 
-    shipped: ShippedModel
+    shipped: ShippedModel | ShippedClassifier
     options: PredictOptions
 
     def predict_frame(

@@ -29,6 +29,7 @@ from bigdl.orca.learn.backends import LayerArguments, resolve_backend
 from bigdl.orca.learn.estimator import EstimatorOptions, PredictionRequest, TrainingEstimator
 from bigdl.orca.learn.metrics import Metric
 from bigdl.orca.learn.metrics.metric import metric_by_name
+from bigdl.orca.learn.prediction.classes import Scores
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
@@ -46,7 +47,7 @@ from bigdl.orca.learn.pytorch.parts import (
     read_model,
     to_checkpoint,
 )
-from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
+from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts, torch_scores
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.orca.learn.pytorch.virtual import VirtualFitProgram
 from bigdl.orca.parameter_layer.fit.metrics import draw_phases, phase_summaries
@@ -753,6 +754,7 @@ Ray also RayXShards or a ray.data.Dataset
         callbacks: Sequence[Any] | None = None,
         *,
         accelerate: str | os.PathLike | None = None,
+        output: str = "raw",
     ) -> Any:
         """Return `data` with predictions, computed lazily; all columns and rows keep their order.
 
@@ -785,6 +787,13 @@ RayXShards or a ray.data.Dataset
             is not modified. The tasks need the packages of the method, and for ``inductor_*`` the
             same CPU type as the driver. A further call with the same model and input types reuses
             the conversion.
+        output : {"raw", "class", "probability"}
+            ``"raw"`` (default): the model's outputs, such as logits. ``"class"``: int64 classes of
+            a classifier, one per row; of several independent labels one column of 0 and 1 each.
+            ``"probability"``: the probability of each class or label. The loss says whether the
+            outputs are logits, log-probabilities or probabilities: ``CrossEntropyLoss``,
+            ``NLLLoss``, ``BCEWithLogitsLoss``, ``BCELoss``, their functions in
+            ``torch.nn.functional``, or the loss of a Hugging Face model.
 
         Returns
         -------
@@ -797,8 +806,14 @@ RayXShards or a ray.data.Dataset
             nulls inside arrays.
         """
         return self._predict(
-            data, PredictionRequest(batch_size, feature_cols, output_cols, accelerate, callbacks)
+            data,
+            PredictionRequest(
+                batch_size, feature_cols, output_cols, accelerate, callbacks, output=output
+            ),
         )
+
+    def _scores(self, output: str) -> Scores:
+        return torch_scores(self._parts, output)
 
     @classmethod
     def of_packed_model(cls, data: bytes, backend: str) -> PyTorchEstimator:

@@ -10,8 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.prediction.classes import Scores, unknown_scores
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model, logits_of
@@ -215,3 +218,45 @@ def _tensors(output):
     if isinstance(output, dict):
         return {key: _tensors(value) for key, value in output.items()}
     return output
+
+
+_SCORES: dict[Any, Scores] = {
+    **dict.fromkeys((nn.CrossEntropyLoss, F.cross_entropy), Scores("logits", True)),
+    **dict.fromkeys((nn.NLLLoss, F.nll_loss), Scores("log_probabilities", True)),
+    **dict.fromkeys(
+        (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits, nn.MultiLabelSoftMarginLoss),
+        Scores("logits", False),
+    ),
+    **dict.fromkeys((nn.BCELoss, F.binary_cross_entropy), Scores("probabilities", False)),
+}
+"""What the outputs of a model mean, by its loss."""
+
+
+def torch_scores(parts: ModelParts, output: str) -> Scores:
+    """Return what a model's outputs mean, by its loss or the configuration of Hugging Face.
+
+    Parameters
+    ----------
+    parts : ModelParts
+    output : str
+        Requested form of the predictions, for the error message.
+
+    Raises
+    ------
+    UsageError
+        If the loss does not say it.
+    """
+    loss = parts.build_loss()
+    if loss is None:
+        config = getattr(parts.build_model(), "config", None)
+        problem = getattr(config, "problem_type", None)
+        labels = getattr(config, "num_labels", 0)
+        if problem == "multi_label_classification":
+            return Scores("logits", False)
+        if problem != "regression" and labels > 1:
+            return Scores("logits", True)
+        raise unknown_scores(output, "that of the model")
+    key = loss if loss in _SCORES else next((c for c in type(loss).__mro__ if c in _SCORES), None)
+    if key is None:
+        raise unknown_scores(output, getattr(loss, "__name__", type(loss).__name__))
+    return _SCORES[key]

@@ -24,10 +24,11 @@ from bigdl.orca.learn.arguments import (
 )
 from bigdl.orca.learn.backends import BACKENDS, LayerArguments, resolve_backend
 from bigdl.orca.learn.estimator import EstimatorOptions, PredictionRequest
+from bigdl.orca.learn.prediction.classes import Scores
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.orca.learn.tf2.model_files import KerasFiles
-from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
+from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot, keras_scores
 from bigdl.orca.parameter_layer.fit.metrics import PHASES
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.failure import FailurePolicy
@@ -518,6 +519,8 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         feature_cols: str | Sequence[str] | None = None,
         min_partition_num: int | None = None,
         output_cols: str | Sequence[str] | None = None,
+        *,
+        output: str = "raw",
     ) -> Any:
         """Return `data` with predictions, computed lazily; all columns and rows keep their order.
 
@@ -534,6 +537,11 @@ RayXShards or a ray.data.Dataset
         output_cols : str or list of str, optional
             One name per model output; default one column ``prediction``, or one column per key if
             the model returns a dict.
+        output : {"raw", "class", "probability"}
+            ``"raw"`` (default): the model's outputs. ``"class"``: int64 classes of a classifier,
+            one per row; of several independent labels one column of 0 and 1 each.
+            ``"probability"``: the probability of each class or label. The model is compiled with a
+            categorical or binary cross-entropy, which says what the outputs are.
 
         Returns
         -------
@@ -549,8 +557,11 @@ RayXShards or a ray.data.Dataset
             if value:
                 warn_once(f"predict({name}=) has no effect: all rows are predicted, by tasks")
         size = 32 if batch_size is None else batch_size
-        request = PredictionRequest(size, feature_cols, output_cols)
+        request = PredictionRequest(size, feature_cols, output_cols, output=output)
         return self._predict(data, request)
+
+    def _scores(self, output: str) -> Scores:
+        return keras_scores(self.get_model(), output)
 
     def _check_prediction(self, request: PredictionRequest) -> None:
         self._parts.require_model()

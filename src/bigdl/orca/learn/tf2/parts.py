@@ -16,6 +16,7 @@ import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.placeholders import resolve_placeholder
+from bigdl.orca.learn.prediction.classes import ScoreForm, Scores, unknown_scores
 from bigdl.runtime.keras_objects import KerasArchive
 from bigdl.training.embedding_tables.keras_model import ModelTables, optimizers_cut
 from bigdl.training.embedding_tables.placement import NO_ROWS, current_placement, table_placement
@@ -276,3 +277,39 @@ def call_on(model: keras.Model, inputs: Any) -> None:
         return keras.ops.convert_to_tensor(value[:1])
 
     model(keras.tree.map_structure(first, inputs))
+
+
+_EXCLUSIVE = ("categorical_crossentropy", "sparse_categorical_crossentropy")
+
+
+def keras_scores(model: Any, output: str) -> Scores:
+    """Return what the outputs of a compiled Keras model mean, by its loss.
+
+    Parameters
+    ----------
+    model : keras.Model
+    output : str
+        Requested form of the predictions, for the error message.
+
+    Raises
+    ------
+    UsageError
+        If the loss does not say it.
+    """
+    import keras
+
+    loss = getattr(model, "loss", None)
+    if isinstance(loss, list | tuple) and len(loss) == 1:
+        (loss,) = loss
+    try:
+        found = keras.losses.get(loss)
+    except (ValueError, TypeError):
+        found = None
+    settings = found.get_config() if isinstance(found, keras.losses.Loss) else {}
+    name = getattr(found, "__name__", settings.get("name"))
+    form: ScoreForm = "logits" if settings.get("from_logits") else "probabilities"
+    if name in _EXCLUSIVE:
+        return Scores(form, True, settings.get("axis", -1))
+    if name == "binary_crossentropy":
+        return Scores(form, False)
+    raise unknown_scores(output, repr(loss) if isinstance(loss, str) else type(loss).__name__)

@@ -1,0 +1,171 @@
+"""Classes and probabilities from the outputs of a classifier: ``predict(..., output="class")``.
+
+The loss that a model was trained with says what its outputs are: logits, probabilities or their
+logarithms, of exclusive classes or of independent labels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.inference.shipping import LoadedModel, ShippedModel
+from bigdl.orca.learn.prediction.outputs import as_array
+
+ScoreForm = Literal["logits", "probabilities", "log_probabilities"]
+
+OUTPUTS = ("raw", "class", "probability")
+"""Values of ``output=`` of ``predict``."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the outputs of a classifier mean.
+
+    Attributes
+    ----------
+    form : {"logits", "probabilities", "log_probabilities"}
+    are_exclusive : bool
+        True for one score per class, of which one is true; False for independent labels, such as
+        the single output of a binary classifier.
+    axis : int
+        Axis of the classes.
+    """
+
+    form: ScoreForm
+    are_exclusive: bool
+    axis: int = 1
+
+    def classes(self, scores: np.ndarray) -> np.ndarray:
+        """Return int64 classes; of independent labels 1 from a probability of 0.5 on.
+
+        The axis of a single label is dropped, so a classifier returns one integer per row.
+        """
+        if self.are_exclusive:
+            return np.asarray(scores.argmax(self.axis), np.int64)
+        if scores.ndim > 1 and scores.shape[-1] == 1:
+            scores = scores[..., 0]
+        return np.asarray(scores >= (0.0 if self.form == "logits" else 0.5), np.int64)
+
+    def probabilities(self, scores: np.ndarray) -> np.ndarray:
+        """Return probabilities in the shape and dtype of the scores."""
+        if self.form == "probabilities":
+            return scores
+        if self.form == "log_probabilities":
+            return np.asarray(np.exp(scores), scores.dtype)
+        exact = scores.astype(np.float64)
+        if self.are_exclusive:
+            powers = np.exp(exact - exact.max(self.axis, keepdims=True))
+            exact = powers / powers.sum(self.axis, keepdims=True)
+        else:
+            exact = np.exp(-np.logaddexp(0.0, -exact))
+        return exact.astype(scores.dtype)
+
+
+@dataclass(frozen=True)
+class ClassifierModel:
+    """A loaded model whose outputs are converted to classes or probabilities.
+
+    Attributes
+    ----------
+    model : LoadedModel
+    scores : Scores
+    output : {"class", "probability"}
+    """
+
+    model: LoadedModel
+    scores: Scores
+    output: str
+
+    @property
+    def squeezes(self) -> bool:
+        return self.model.squeezes
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__") or name == "model":  # asked while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+    def __call__(self, batch: list) -> np.ndarray:
+        """Return the classes or probabilities of a batch of numpy columns."""
+        returned = self.model(batch)
+        if isinstance(returned, list | tuple) and len(returned) == 1:
+            (returned,) = returned
+        if isinstance(returned, dict | list | tuple):
+            raise UsageError(
+                f"output={self.output!r} takes a model with one output, it returned "
+                f'{len(returned)}; use output="raw"',
+                code="model-output",
+                argument="output",
+            )
+        scores = as_array(returned)
+        is_short = self.scores.are_exclusive and scores.ndim < 2
+        if is_short or scores.dtype.kind != "f":
+            raise UsageError(
+                f"output={self.output!r} takes a model that returns floating-point scores"
+                + (" of each class" if self.scores.are_exclusive else "")
+                + f', it returned {scores.dtype} of shape {scores.shape}; use output="raw"',
+                code="model-output",
+                argument="output",
+            )
+        return (
+            self.scores.classes(scores)
+            if self.output == "class"
+            else self.scores.probabilities(scores)
+        )
+
+
+@dataclass(frozen=True)
+class ShippedClassifier:
+    """A shipped model whose outputs are converted in the tasks.
+
+    Attributes
+    ----------
+    shipped : ShippedModel
+    scores : Scores
+    output : {"class", "probability"}
+    """
+
+    shipped: ShippedModel
+    scores: Scores
+    output: str
+
+    @property
+    def owner(self) -> object:
+        """The SparkContext that broadcast the model."""
+        return self.shipped.owner
+
+    def in_task(self, threads: int) -> Callable[[], contextlib.AbstractContextManager[LoadedModel]]:
+        """Return a picklable function as :meth:`ShippedModel.in_task` does."""
+        return functools.partial(_in_task, self.shipped.in_task(threads), self.scores, self.output)
+
+    def load(self) -> LoadedModel:
+        """Load the model on the driver's CPU."""
+        return ClassifierModel(self.shipped.load(), self.scores, self.output)
+
+
+@contextlib.contextmanager
+def _in_task(
+    model_of_task: Callable[[], contextlib.AbstractContextManager[LoadedModel]],
+    scores: Scores,
+    output: str,
+) -> Iterator[LoadedModel]:
+    with model_of_task() as model:
+        yield ClassifierModel(model, scores, output)
+
+
+def unknown_scores(output: str, loss: str) -> UsageError:
+    """Return the error for a model whose loss does not say what its outputs mean."""
+    return UsageError(
+        f"output={output!r} needs a loss that says what the model's outputs mean, such as "
+        f'CrossEntropyLoss or BCEWithLogitsLoss, here it is {loss}; use output="raw" and convert '
+        "the predictions",
+        code="argument-conflict",
+        argument="output",
+    )
