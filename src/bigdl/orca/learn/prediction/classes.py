@@ -26,7 +26,7 @@ OUTPUTS = ("raw", "class", "probability")
 
 @dataclass(frozen=True)
 class Scores:
-    """What the outputs of a classifier mean.
+    """Meaning of a classifier's outputs.
 
     Attributes
     ----------
