@@ -281,17 +281,17 @@ NO_VECTOR = r"should be of shape \(n, 8\), got \(1, 1\)"
         ),
         (
             *("ranking.Ranking", "doPredict", "Content"),
-            {"encodedStr": wire.encoded_json({"age": [1]})},
+            {"encodedStr": wire.encode_json({"age": [1]})},
             *("INVALID_ARGUMENT", "which the request lacks"),
         ),
         (
             *("ranking.Ranking", "doPredict", "Content"),
-            {"encodedStr": wire.encoded_json({name: ["x"] for name in Linear.columns})},
+            {"encodedStr": wire.encode_json({name: ["x"] for name in Linear.columns})},
             *("INVALID_ARGUMENT", "The ranker takes numbers"),
         ),
         (
             *("ranking.Ranking", "doPredict", "Content"),
-            {"encodedStr": wire.encoded_json({"a": [1], "b": [1, 2]})},
+            {"encodedStr": wire.encode_json({"a": [1], "b": [1, 2]})},
             *("INVALID_ARGUMENT", "different lengths"),
         ),
     ],
@@ -304,7 +304,7 @@ def test_wrong_requests_are_told(channel, service, method, request_name, values,
 
 def test_damaged_arrow_is_no_end_of_the_service(channel):
     batch = pa.record_batch({name: [1.0, 2.0] for name in Linear.columns})
-    content = bytearray(base64.b64decode(wire.encoded(batch)))
+    content = bytearray(base64.b64decode(wire.encode_arrow(batch)))
     random = np.random.default_rng(1)
     for _ in range(300):
         broken = bytearray(content)
@@ -314,7 +314,7 @@ def test_damaged_arrow_is_no_end_of_the_service(channel):
         stub = stub_of(channel, "ranking.Ranking")
         call = stub.doPredict.future(wire.message("ranking.Content")(encodedStr=text), timeout=10)
         assert call.code() in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), call.details()
-    good = wire.encoded(batch)
+    good = wire.encode_arrow(batch)
     assert sent(channel, "ranking.Ranking", "doPredict", "Content", encodedStr=good).predictStr
 
 
@@ -349,7 +349,7 @@ def test_arrow_that_becomes_larger_than_its_bytes_is_refused(channel, column, op
     text = arrow_of(column, **options)
     assert len(text) < 100_000
     with pytest.raises(UsageError, match=message):
-        wire.decoded(text)
+        wire.decode_payload(text)
     with pytest.raises(grpc.RpcError, match=message) as refused:
         sent(channel, "ranking.Ranking", "doPredict", "Content", encodedStr=text)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -360,7 +360,7 @@ def test_arrow_of_the_other_byte_order_with_one_buffer_for_all_columns_is_refuse
     columns, size = 20, 80_000
     zeros = pa.array(np.zeros(size // 8))
     batch = pa.record_batch([zeros] * columns, ["a", *map(str, range(10, 9 + columns))])
-    content = bytearray(base64.b64decode(wire.encoded(batch)))
+    content = bytearray(base64.b64decode(wire.encode_arrow(batch)))
     body = struct.pack("<q", columns * size)
     content[(at := content.index(body)) : at + 8] = struct.pack("<q", size)
     for number in range(columns):
@@ -374,10 +374,10 @@ def test_arrow_of_the_other_byte_order_with_one_buffer_for_all_columns_is_refuse
     content[table - 4 : table - 2] = struct.pack("<H", one)
     assert pa.ipc.open_stream(content).read_all().nbytes == columns * size
     with refused("request-invalid", str(columns * size), "write each buffer once"):
-        wire.decoded(base64.b64encode(content).decode())
+        wire.decode_payload(base64.b64encode(content).decode())
     before = pa.total_allocated_bytes()
     with refused("request-invalid"):
-        wire.decoded(base64.b64encode(content).decode())
+        wire.decode_payload(base64.b64encode(content).decode())
     assert pa.total_allocated_bytes() - before < 2 * size
 
 
@@ -391,14 +391,14 @@ def test_arrow_of_the_other_byte_order_with_one_buffer_for_all_columns_is_refuse
     ids=["objects", "inner", "deep"],
 )
 def test_json_that_becomes_far_larger_than_its_bytes_is_refused(channel, values, fact):
-    text = wire.encoded_json({"age": values})
+    text = wire.encode_json({"age": values})
     with refused("request-invalid", fact):
-        wire.decoded(text)
+        wire.decode_payload(text)
     with pytest.raises(grpc.RpcError, match=fact) as error:
         sent(channel, "ranking.Ranking", "doPredict", "Content", encodedStr=text)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with refused("request-invalid", "5000 columns"):
-        wire.decoded(wire.encoded_json({str(number): [1] for number in range(5000)}))
+        wire.decode_payload(wire.encode_json({str(number): [1] for number in range(5000)}))
 
 
 def test_arrow_of_all_kinds_that_features_have_is_read():
@@ -412,7 +412,7 @@ def test_arrow_of_all_kinds_that_features_have_is_read():
         pa.array([1], pa.timestamp("us")),
         pa.array([1], pa.decimal128(5)),
     ):
-        assert wire.decoded(arrow_of(column))[1]["age"].equals(pa.array(column))
+        assert wire.decode_payload(arrow_of(column))[1]["age"].equals(pa.array(column))
 
 
 def test_users_times_candidates_are_bounded(stages):
