@@ -198,6 +198,6 @@ def _glibc_mallopt() -> Callable[[int, int], int] | None:
 
 
 def _first_number(directory: Path, *names: str) -> int | None:
-    """Return the number in the first file that contains one."""
+    """Return the number in the first system file that contains one."""
     texts = (read_text(directory / name).strip() for name in names)
     return next((int(text) for text in texts if text.isdigit()), None)

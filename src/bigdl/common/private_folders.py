@@ -234,7 +234,7 @@ class LockedFolder:
             os.close(self.descriptor)
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Remove the temporary folder and release its lock."""
         self._finalizer()
 
     def __enter__(self) -> str:

@@ -393,7 +393,7 @@ class RemoteFolder:
         self.path = self._folder.name
 
     def upload(self) -> None:
-        """Upload new and changed files."""
+        """Upload the folder's new and changed files."""
         for folder, _, names in os.walk(self.path):
             for name in names:
                 local = os.path.join(folder, name)

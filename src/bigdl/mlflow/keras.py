@@ -94,5 +94,5 @@ class MLflowCallback(keras.callbacks.Callback):
         self._fit_run.log_metrics(logs or {}, epoch + 1)
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """End the run."""
+        """End the MLflow run if it was created for the fit."""
         self._fit_run.finish()

@@ -33,7 +33,7 @@ class Certificate:
 
     @classmethod
     def make(cls) -> Certificate:
-        """Create a new certificate.
+        """Create a self-signed certificate with a new private key.
 
         Raises
         ------

@@ -111,7 +111,7 @@ class Connection:
         self._open()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the store."""
         connection, self._socket = self._socket, None
         if connection is not None:
             connection.close()
@@ -366,11 +366,11 @@ class AttemptChannel:
         return store
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Set the value of a key."""
+        """Set the value of a key of this attempt."""
         self.store.set(self._prefix + key, value.encode() if isinstance(value, str) else value)
 
     def set_json(self, key: str, value: object) -> None:
-        """Set the value of a key as JSON."""
+        """Set the value of a key of this attempt as JSON."""
         self.set(key, json.dumps(value))
 
     def has(self, *keys: str, seconds: float = 0) -> bool:
@@ -378,15 +378,15 @@ class AttemptChannel:
         return bool(self.store.has([self._prefix + key for key in keys], seconds))
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key; wait until it is set."""
+        """Return the value of a key of this attempt; wait until it is set."""
         return bytes(self.store.get(self._prefix + key))
 
     def get_json(self, key: str) -> Any:
-        """Return the JSON value of a key; wait until it is set."""
+        """Return the JSON value of a key of this attempt; wait until it is set."""
         return json.loads(self.get(key))
 
     def count(self, key: str, by: int = 0) -> int:
-        """Add to a counter and return its new value."""
+        """Add to a counter of this attempt and return its new value."""
         return int(self.store.add(self._prefix + key, by))
 
     def set_on_disconnect(self, key: str) -> None:
@@ -394,7 +394,7 @@ class AttemptChannel:
         self.store.set_on_disconnect(self._prefix + key)
 
     def delete(self, key: str) -> None:
-        """Delete a key."""
+        """Delete a key of this attempt."""
         self.store.delete(self._prefix + key)
 
     def barrier(self, key: str, world_size: int, longest: float | None = None) -> None:

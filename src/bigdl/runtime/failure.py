@@ -40,7 +40,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Return the failure of an exception."""
+        """Create the failure of an exception."""
         failed = time.monotonic()
         return cls(failed, type(error).__name__, user_traceback(error), _pickled(error))
 

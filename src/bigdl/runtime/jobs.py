@@ -398,7 +398,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         """Return the results in rank order; None if the input must be read again."""
 
     def close(self) -> None:
-        """Free all resources; safe to call twice."""
+        """Close the channel and remove the spools of the job; safe to call twice."""
         self._resources.close()
 
     def __exit__(self, *_: object) -> None:

@@ -134,7 +134,7 @@ class KerasConfig:
 
     @classmethod
     def of(cls, value: Any) -> KerasConfig:
-        """Return the configuration of an object."""
+        """Return the configuration of a Keras object."""
         return cls(*_serialize(value, _json_of))
 
     def made(self) -> Any:
@@ -216,7 +216,7 @@ class _NameRecorder(dict[str, Any]):
         return self.name_of(value) if self._is_ours(value) else super().__getitem__(value)
 
     def name_of(self, value: Any) -> str:
-        """Return a unique name for an object."""
+        """Return a unique name for a class or function."""
         if id(value) not in self._numbers:
             label = getattr(value, "__name__", type(value).__name__)
             name = self._numbers[id(value)] = f"bigdl>{len(self._numbers)}>{label}"
@@ -389,7 +389,7 @@ class _LayerAttributes:
 
     @classmethod
     def of(cls, layer: Any) -> _LayerAttributes:
-        """Return the attributes of a layer.
+        """Return the attributes of a layer for pickling.
 
         Raises
         ------
@@ -506,7 +506,7 @@ class _AttributePickler(cloudpickle.Pickler):
         return None
 
     def reducer_override(self, value: Any) -> Any:
-        """Return the pickle reduction of an object."""
+        """Return the pickle reduction of a Keras object or tracked container."""
         if isinstance(
             value, _class_if_imported("keras.src.saving.keras_saveable", "KerasSaveable")
         ):
@@ -568,7 +568,7 @@ def _named_placeholder(name: str) -> Any:
     """Return a placeholder function that Keras writes by this name."""
 
     def token() -> None:
-        """Represent a callable."""
+        """Represent a callable by its name only."""
 
     token.__name__ = token.__qualname__ = name
     token.__module__ = "keras"  # Keras then writes the name unchanged

@@ -106,7 +106,7 @@ class Handshake:
         return self._nonce + self._digest(b"client")
 
     def finish(self, proof: bytes) -> None:
-        """Verify the server's proof."""
+        """Verify the server's authentication proof."""
         self._verify(b"server", proof)
 
     # -- both ends ---------------------------------------------------------------------------------

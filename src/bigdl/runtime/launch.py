@@ -237,7 +237,7 @@ def _results(workers: Sequence[_LaunchedWorker], timeout: float | None) -> list[
 
 
 def _stop(workers: Sequence[_LaunchedWorker]) -> None:
-    """Stop running workers by SIGTERM, then by SIGKILL after a grace period."""
+    """Stop the running workers by SIGTERM, then by SIGKILL after a grace period."""
     try:
         import psutil
 
@@ -314,5 +314,5 @@ class OutputForwarder(threading.Thread):
                         target.flush()
 
     def tail(self) -> str:
-        """Return the last lines of the output."""
+        """Return the last lines of the worker's output."""
         return "\n".join(self._tail)

@@ -140,7 +140,7 @@ class LocalMachine:
 
     @property
     def temp_dir(self) -> str:
-        """Directory that is removed when this process ends."""
+        """Directory for temporary files that is removed when this process ends."""
         return session_directory()
 
     @property
@@ -201,7 +201,7 @@ class FileBroadcast:
 
     @property
     def value(self) -> bytes:
-        """The broadcast bytes."""
+        """The broadcast bytes, read from the file."""
         path = self._path if self._descriptor is None else f"/proc/self/fd/{self._descriptor}"
         with open(path, "rb") as file:
             return file.read()
@@ -418,7 +418,7 @@ class LocalProcesses:
             _end(surplus)
 
     def close(self) -> None:
-        """End the idle processes."""
+        """End the idle worker processes."""
         if os.getpid() != self._owner:
             return
         with self._lock:

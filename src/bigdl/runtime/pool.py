@@ -160,7 +160,7 @@ class WorkerManager:
         return WorkerLost(f"{name} {worker.exit_message()}; the next call starts a new one")
 
     def end(self) -> None:
-        """End all workers."""
+        """End all workers of the pool."""
         if os.getpid() != self._owner:
             return  # only the process that started them ends them
         for worker in self.all_workers():
@@ -201,7 +201,7 @@ _END = object()
 
 
 class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
-    """Persistent workers in one or several stages.
+    """Pool of persistent worker processes with one or several pipeline stages.
 
     It is a context manager. Without :meth:`close`, the workers end when the pool is garbage
     collected or when the program ends or is killed.
@@ -278,7 +278,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
                 run.close()
 
     def close(self) -> None:
-        """End the workers; repeated calls do nothing."""
+        """End the workers of the pool; repeated calls do nothing."""
         with self._lock:
             self._end_workers()
 

@@ -166,7 +166,7 @@ class DriverConnection:
         self.progress = values
 
     def send(self, doc: dict[str, Any], data: bytes) -> None:
-        """Record a message of the program."""
+        """Record a message of the program by topic."""
         self.messages.pop(doc["topic"], None)
         self.messages[doc["topic"]] = doc, data
 
@@ -352,7 +352,7 @@ class CapturedOutput:
         return len(text)
 
     def note(self, text: str) -> None:
-        """Write to the replaced stream but not to the driver."""
+        """Write a text to the replaced stream but not to the driver."""
         if self._tee:
             self._stream.write(f"{text}\n")
             self._stream.flush()
@@ -370,7 +370,7 @@ class CapturedOutput:
             self._stream.flush()
 
     def end_line(self) -> None:
-        """Complete an unfinished last line."""
+        """Complete an unfinished last line of the output."""
         if self._part:
             self.write("\n")
 

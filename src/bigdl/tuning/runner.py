@@ -240,11 +240,11 @@ class TrialPool:
             raise self.lost
 
     def close(self) -> None:
-        """End the processes."""
+        """End the trial processes of the pool."""
         self._manager.end()
 
     def _interrupt(self) -> None:
-        """End all running trials."""
+        """End all running trials and their processes."""
         self._interrupted.set()
         for worker in self._manager.all_workers():
             worker.end()

@@ -185,7 +185,7 @@ def _random_value(distribution: Any, rng: np.random.Generator) -> Any:
 
 
 def visit(value: Any, naming: Naming, name: str) -> None:
-    """Name the domains in a value, which may be a Python container."""
+    """Name the domains in a value of a search space, which may be a Python container."""
     if isinstance(value, Lazy):
         value.visit(naming, name)
         return
@@ -200,7 +200,7 @@ def visit(value: Any, naming: Naming, name: str) -> None:
 
 
 def resolve(value: Any, assignment: Assignment) -> Any:
-    """Return a copy of a value with all lazy objects resolved."""
+    """Return a copy of a search-space value with all lazy objects resolved."""
     if isinstance(value, Lazy):
         return value.resolve(assignment)
     return _map_parts(value, lambda inner: resolve(inner, assignment))

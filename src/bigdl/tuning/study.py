@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class SamplerType(StrEnum):
-    """Names of samplers.
+    """Names of Optuna samplers.
 
     ``MOTPE`` is the name in BigDL 2.x for multi-objective search, which TPE now includes.
 
@@ -67,7 +67,7 @@ class SamplerType(StrEnum):
 
 
 class PrunerType(StrEnum):
-    """Names of pruners.
+    """Names of Optuna pruners.
 
     Examples
     --------
@@ -445,7 +445,7 @@ def propose_again(study: Study, trial: FrozenTrial) -> bool:
 
 
 def _has_ended(process: Any) -> bool:
-    """Return True if a recorded process of this machine does not run any more."""
+    """Return True if a recorded process of this machine has ended."""
     if process is None or process[0] != platform.node():
         return False
     _, pid, started = process

@@ -60,11 +60,11 @@ class GradientSync(ABC):
 
     @abstractmethod
     def _join(self) -> None:
-        """Join the other workers and set `_library`."""
+        """Join the group of workers and set `_library`."""
 
     @abstractmethod
     def _leave(self, library: Any) -> None:
-        """Leave the other workers."""
+        """Leave the group of workers and release the library."""
 
     @abstractmethod
     def _broadcast(self, tensor: torch.Tensor) -> None:

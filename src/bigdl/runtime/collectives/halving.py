@@ -107,7 +107,7 @@ class HalvingDoubling:
         return self._pools[turn].apply_async(work, (turn,)).get
 
     def close(self) -> None:
-        """Close the background threads."""
+        """Close the background threads of the sums."""
         for pool in self._pools:
             pool.close()
 

@@ -119,7 +119,7 @@ class NumberedRows:
 
 @dataclass
 class _Round:
-    """A round of fetched rows that can get gradients.
+    """A round of an exchange whose fetched rows can get gradients.
 
     Attributes
     ----------
@@ -247,7 +247,7 @@ class RowExchange:
         self._is_finished = False
 
     def add(self, table: RowTable) -> int:
-        """Add a table and return its number.
+        """Add a sharded table and return its number.
 
         Raises
         ------
@@ -264,7 +264,7 @@ class RowExchange:
         return len(self._tables) - 1
 
     def begin(self) -> None:
-        """Start the forward pass of a batch."""
+        """Mark the start of a batch's forward pass."""
         self._is_finished = False
 
     def fetch(self, table: int, ids: Any) -> Any:

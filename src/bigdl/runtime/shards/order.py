@@ -107,7 +107,7 @@ def _bits(size: int) -> int:
 
 @dataclass(frozen=True)
 class Window:
-    """Positions that are read together.
+    """Range of epoch positions whose rows are read together.
 
     Attributes
     ----------

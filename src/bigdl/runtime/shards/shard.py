@@ -227,7 +227,7 @@ class SpoolWriter:
         return spool
 
     def discard(self) -> None:
-        """Remove the written files."""
+        """Close and remove the files of an unfinished spool."""
         for file in self._files:
             file.close()
         shutil.rmtree(self.path, ignore_errors=True)
@@ -337,7 +337,7 @@ def _allow_files(more: int) -> None:
 
 
 def _width(leaf: ArraySpec) -> int:
-    """Return the bytes of a row."""
+    """Return the number of bytes of one row of an array."""
     return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
 
 
@@ -464,7 +464,7 @@ class Shard:
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns."""
+        """Names of the shard's columns."""
         return list(self.spool.columns)
 
     def column(self, name: str) -> np.ndarray | dict[str, np.ndarray]:

@@ -109,7 +109,7 @@ def columns_of(
 
 
 def _named(data: Any, names: Sequence[str]) -> list[tuple[str, str | None, Any]]:
-    """Return (name, None, values) for the selected columns of a frame or dict."""
+    """Return the selected columns of a frame or dict as (name, None, values)."""
     if not names:
         raise SourceError(
             "feature_cols is required for a pandas DataFrame; pass the names of the columns that "
@@ -144,7 +144,7 @@ def _named(data: Any, names: Sequence[str]) -> list[tuple[str, str | None, Any]]
 
 
 def _structured(data: Any, with_labels: bool) -> list[tuple[str, str | None, Any]]:
-    """Return (name, key, values) for the arrays of structured data."""
+    """Return the arrays of structured data as (name, key, values)."""
     x, y = data, None
     if isinstance(data, dict):
         if "x" not in data:
