@@ -87,7 +87,7 @@ def first_column(title: str) -> list[str]:
 def as_pattern(words: list[str]) -> re.Pattern[str]:
     """Return a pattern of whole words, which may be separated by line breaks."""
     spaced = "|".join(re.escape(word).replace(r"\ ", r"\s+") for word in words)
-    return re.compile(rf"(?<![\w-])(?:{spaced})(?![\w-])", re.I)
+    return re.compile(rf"(?<![\w.-])(?:{spaced})(?![\w-])", re.I)
 
 
 BANNED = as_pattern(first_column("Words in text"))
@@ -144,10 +144,10 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
             yield start, "\n".join(block)
 
 
-def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the docstrings and comments of a module with their lines."""
-    yield from ((node.lineno, node.value) for node in docstrings(path))
-    yield from comments(path)
+@functools.cache
+def texts(path: Path) -> list[tuple[int, str]]:
+    """Return the docstrings and comments of a module with their lines."""
+    return [*((node.lineno, node.value) for node in docstrings(path)), *comments(path)]
 
 
 def messages(path: Path) -> Iterator[tuple[int, str]]:
@@ -228,6 +228,16 @@ def test_no_name_is_banned():
         if name.lstrip("_") in NAMES and (path.stem, name) not in PUBLISHED
     ]
     assert not too_many(findings, REMAINING_NAMES)
+
+
+def test_class_names_are_unique():
+    modules_of: dict[str, set[Path]] = {}
+    for path in MODULES:
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef):
+                modules_of.setdefault(node.name.lstrip("_"), set()).add(path)
+    repeated = {name for name, paths in modules_of.items() if len(paths) > 1}
+    assert repeated - set(first_column("Class names")) == set()
 
 
 def test_rare_words_are_rare_in_sources():
