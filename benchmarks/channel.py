@@ -147,7 +147,7 @@ def main():
         for name in SIDES:  # a second TCPStore in the same process may hang
             with ProcessPoolExecutor(**fresh) as process:
                 seconds[name].append(process.submit(measure, name).result())
-    print("| side | " + " | ".join(f"{case}, ms" for case in CASES) + " |")
+    print("| Implementation | " + " | ".join(f"{case}, ms" for case in CASES) + " |")
     print("|---|" + "---|" * len(CASES))
     for name, runs in seconds.items():
         cells = []

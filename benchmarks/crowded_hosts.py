@@ -48,7 +48,7 @@ def main() -> None:
     settings = [Setting(rate, 0, size) for rate in options.rates for size in options.millions]
     with tempfile.TemporaryDirectory() as folder, hosts(Path(folder), spark=False) as control:
         found = measured(settings, options.repeats, Path(folder) / "hosts", control)
-    print("| links | side | seconds | to gloo by hand |\n|---|---|---|---|")
+    print("| links | Implementation | seconds | to gloo by hand |\n|---|---|---|---|")
     for setting, of_sides in found.items():
         reference = statistics.median(of_sides[BY_HAND])
         for side, seconds in of_sides.items():

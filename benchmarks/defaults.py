@@ -364,7 +364,9 @@ def main(argv=None):
         worker(json.loads(options.worker))
         return
     print(f"{machine()}; {versions()}; {options.threads} threads\n", flush=True)
-    print("| part | model | side | ms | × the first side | report |\n|---|---|---|---|---|---|")
+    print(
+        "| part | model | Implementation | ms | × the first | report |\n|---|---|---|---|---|---|"
+    )
     results = {}
     for part in options.only:
         for model in MODELS[part]:

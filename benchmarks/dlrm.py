@@ -570,7 +570,7 @@ def speed(options):
         f"MLPs of {options.hidden}"
     )
     print(
-        "| side | samples/s (range) | ratio to the fastest of the others | "
+        "| Implementation | samples/s (range) | ratio to the fastest of the others | "
         "CPU seconds for a million | memory / table and state |\n|---|---|---|---|---|"
     )
     for side in sides:

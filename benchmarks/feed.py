@@ -301,7 +301,7 @@ NUMERIC_ONLY = {("parquet", "first epoch", "ray")}  # gates that one table has t
 
 def report(name, rows, found):
     print(f"\n{name}: {rows} rows, batches of {BATCH}\n")
-    print("| side | phase | Mrows/s, median | range |")
+    print("| Implementation | phase | Mrows/s, median | range |")
     print("|---|---|---|---|")
     for side, results in found.items():
         for phase in results[0]:
@@ -311,7 +311,7 @@ def report(name, rows, found):
                 f"{v / unit:.2f}" for v in (min(values), statistics.median(values), max(values))
             )
             print(f"| {side} | {phase} | {middle} | {low}-{high} |")
-    print("\n| side | phase | against | ratio, median | range | gate |")
+    print("\n| Implementation | phase | against | ratio, median | range | gate |")
     print("|---|---|---|---|---|---|")
     for side, phase, base, gate in GATES:
         if side not in found or base not in found:

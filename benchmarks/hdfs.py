@@ -80,7 +80,7 @@ def measured(folder: Path, options) -> dict[str, list[float]]:
 
 def report(rows: int, found: dict[str, list[float]]) -> None:
     print(f"{rows:,} rows\n")
-    print("| side | million rows/s, median (range) | to `DataFrame` |\n|---|---|---|")
+    print("| Implementation | million rows/s, median (range) | to `DataFrame` |\n|---|---|---|")
     for side, each in found.items():
         millions = [rows_per_s / 1e6 for rows_per_s in each]
         ratios = [own / base for own, base in zip(each, found["DataFrame"], strict=True)]

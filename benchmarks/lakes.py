@@ -162,7 +162,7 @@ def main() -> None:
             mosaic.close()
         assert len(sums) == 1, f"The sides read different rows: {sums}"
     base = statistics.median(rates["Parquet files"])
-    print("| side | million rows/s | range | against Parquet |\n|---|---|---|---|")
+    print("| Implementation | million rows/s | range | against Parquet |\n|---|---|---|---|")
     for name, each in rates.items():
         median = statistics.median(each)
         spread = f"{min(each):.2f}–{max(each):.2f}"

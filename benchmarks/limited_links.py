@@ -305,7 +305,7 @@ def reducing(size: int, steps: int, compute_s: float):
 
 def report(exchanges: Exchanges) -> None:
     costs = costs_of(exchanges)
-    print("| links | side | seconds, median (range) | to gloo by hand | simulated |")
+    print("| links | Implementation | seconds, median (range) | to gloo by hand | simulated |")
     print("|---|---|---|---|---|")
     slow = []
     for setting, found in exchanges.seconds.items():

@@ -80,7 +80,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print("| model | side | tokens/s | x eager | the same tokens |\n|---|---|---|---|---|")
+    print("| model | Implementation | tokens/s | x eager | same tokens |\n|---|---|---|---|---|")
     for name in options.models:
         for size in options.sizes:
             hidden, layers = map(int, size.split("x"))

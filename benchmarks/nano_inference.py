@@ -526,7 +526,9 @@ def shown(values):
 
 def report(model, batch, threads, found, flops, peak):
     print(f"\n{model}, batch {batch}, {threads} core(s), {flops / 1e9:.2f} GFLOP per call\n")
-    print("| side | allocator | ms | × eager, default | × eager, tuned | % of peak | error |")
+    print(
+        "| Implementation | allocator | ms | × eager, default | × eager, tuned | % peak | error |"
+    )
     print("|---|---|---|---|---|---|---|")
     for (name, allocator), figures in found.items():
         ms = statistics.median(figures["ms"])

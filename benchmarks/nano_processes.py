@@ -116,7 +116,9 @@ def measured(argv, options, side):
 
 def report(found, options):
     names = {"one": "one process, one core", "all": f"{options.processes} processes"}
-    print("| side | samples/s (range) | to one process | CPU ms per sample | to one process |")
+    print(
+        "| Implementation | samples/s (range) | to one process | CPU ms/sample | to one process |"
+    )
     print("|---|---|---|---|---|")
     for side, runs in found.items():
         cells = []

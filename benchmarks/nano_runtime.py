@@ -137,7 +137,7 @@ def measure(repeats: int, size: int) -> dict[str, dict[str, list[float]]]:
 
 
 def report(seconds: dict[str, dict[str, list[float]]]) -> None:
-    print("| job | side | CPU ms, median (range) | default to side |\n|---|---|---|---|")
+    print("| job | Implementation | CPU ms, median (range) | speedup |\n|---|---|---|---|")
     for job, of_sides in seconds.items():
         baseline = statistics.median(of_sides["default"])
         for name, times in of_sides.items():

@@ -508,7 +508,9 @@ def report(scenario, found):
     plain = SIDES[scenario][0]
     bases = [(plain, allocator) for allocator in ALLOCATORS if (plain, allocator) in found]
     titles = "".join(f" × {side}, {allocator} |" for side, allocator in bases)
-    print(f"\n### {scenario}\n\n| side | allocator | ms/image |{titles} last loss | built in |")
+    print(
+        f"\n### {scenario}\n\n| Implementation | allocator | ms/image |{titles} loss | built in |"
+    )
     print("|---|---|---|" + "---|" * len(bases) + "---|---|")
     for key, entry in found.items():
         cells = []

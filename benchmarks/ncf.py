@@ -252,7 +252,7 @@ def report(name, rows, found, options):
         f"\n{name}: {rows} ratings, {found[TENSORS][0]['samples']} samples in {options.epochs} "
         f"epochs, batches of {options.batch_size}, {options.repeats} seeds\n"
     )
-    print("| side | end to end, s | loop, s | loop, ksamples/s | HR@10, mean |")
+    print("| Implementation | end to end, s | loop, s | loop, ksamples/s | HR@10, mean |")
     print("|---|---|---|---|---|")
     rates = {}
     for side, results in found.items():

@@ -110,7 +110,7 @@ def worker(rank: int, batch: int) -> None:
 
 
 def report(rates: list[str], seconds: dict[tuple[str, str], list[float]]) -> None:
-    print("| links | side | seconds of a step, median (range) | hidden |")
+    print("| links | Implementation | seconds of a step, median (range) | hidden |")
     print("|---|---|---|---|")
     failed = []
     for rate in rates:

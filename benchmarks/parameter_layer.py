@@ -554,7 +554,10 @@ def train_local(rank: int, network: Dense):
 
 
 def report_steps(found: dict[int, dict]) -> None:
-    print("| parameters | side | ms per step, median (range) | driver to side |\n|---|---|---|---|")
+    print(
+        "| parameters | Implementation | ms per step, median (range) | driver to it |\n"
+        "|---|---|---|---|"
+    )
     for size, each in found.items():
         sides = each["seconds"]
         baseline = statistics.median(sides["driver"])
@@ -570,7 +573,10 @@ def report_steps(found: dict[int, dict]) -> None:
         for name, seconds in inside.items():
             ratio = seconds / baseline
             print(f"| {size / 1e6:g} M | {name} | {seconds * 1e3:.1f} | {ratio:.2f} |")
-    print("\n| side | " + " | ".join(f"{size / 1e6:g} M parameters" for size in found), end=" |\n")
+    print(
+        "\n| Implementation | " + " | ".join(f"{size / 1e6:g} M parameters" for size in found),
+        end=" |\n",
+    )
     print("|---|" + "---|" * len(found))
     for name in next(iter(found.values()))["driver_bytes"]:
         sizes = [f"{each['driver_bytes'][name] / 1e3:.1f}" for each in found.values()]
@@ -588,7 +594,7 @@ def report_groups(sides: dict[str, list[float]]) -> None:
     singles = {name: times for name, times in sides.items() if name.split()[-1] in ("1", name)}
     best = min(singles, key=lambda name: statistics.median(singles[name]))
     baseline = statistics.median(sides[best])
-    print(f"| side | ms per step, median (range) | {best} to side |\n|---|---|---|")
+    print(f"| Implementation | ms per step, median (range) | {best} to it |\n|---|---|---|")
     for name, times in sides.items():
         print(f"| {name} | {spread(times)} | {baseline / statistics.median(times):.2f} |")
     print()
@@ -596,7 +602,7 @@ def report_groups(sides: dict[str, list[float]]) -> None:
 
 def report_cnn(found: dict[int, dict[str, list[list[float]]]]) -> None:
     print(
-        "| workers | side | computing, ms | everything else, ms | everything else to computing |\n"
+        "| workers | Implementation | computing, ms | overhead, ms | overhead to computing |\n"
         "|---|---|---|---|---|"
     )
     for ranks, sides in found.items():
@@ -610,7 +616,7 @@ def report_cnn(found: dict[int, dict[str, list[list[float]]]]) -> None:
 
 def report_tables(sides: dict[str, list[dict]]) -> None:
     print(
-        "| side | ms per step, median (range) | computing, ms | MB of gradients per step |\n"
+        "| Implementation | ms per step, median (range) | computing, ms | gradient MB per step |\n"
         "|---|---|---|---|"
     )
     for name, epochs in sides.items():

@@ -164,7 +164,7 @@ def main() -> None:
                 else:
                     times[name].append(seconds(frame, side))
     base = statistics.median(next(iter(times.values())))
-    print("| side | rows/s | range | against by hand | memory of a worker |\n|---|---|---|---|---|")
+    print("| Implementation | rows/s | range | to by hand | memory |\n|---|---|---|---|---|")
     for name, each in times.items():
         rates = sorted(chosen.rows / t for t in each)
         median = statistics.median(each)

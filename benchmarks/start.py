@@ -190,7 +190,9 @@ def main(argv: list[str] | None = None) -> None:
             for side in SIDES:
                 found[side].append(run(side, cold))
     figures = ("context", "first job", "both")
-    print(f"| side | {' | '.join(f'{figure}, s' for figure in figures)} | pyspark to side |")
+    print(
+        f"| Implementation | {' | '.join(f'{figure}, s' for figure in figures)} | pyspark to it |"
+    )
     print("|---" * (len(figures) + 2) + "|")
     for side, results in found.items():
         cells = [spread([result[figure] for result in results], 1) for figure in figures]

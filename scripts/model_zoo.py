@@ -492,7 +492,7 @@ class Page:
         self._notes = [line for line in self._notes if not line.startswith(of_model)]
         self._notes += [f"{of_model}{key}: {' '.join(why.split())}" for key, why in notes.items()]
         ordered = [self._rows[each] for each in ZOO if each in self._rows]
-        sentences = ["What was refused, and why:", "", *self._notes, ""] if self._notes else []
+        sentences = ["Errors:", "", *self._notes, ""] if self._notes else []
         body = "\n".join([self._head, self._line, *ordered, "", *sentences])
         text = self._path.read_text(encoding="utf-8")
         before, after = text.partition(self.BEGIN)[0], text.partition(self.END)[2]
