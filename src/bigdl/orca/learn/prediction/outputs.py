@@ -25,14 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.inference.shipping import LoadedModel
 
-pa = LazyModule("pyarrow", "orca")
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType
+else:
+    pa = LazyModule("pyarrow", "orca")
 
 _TYPES = {  # dtype: Spark class, SQL name, Arrow name
     "bool": ("BooleanType", "boolean", "bool"),
@@ -255,7 +259,7 @@ def select_outputs(
 # -- Spark columns ---------------------------------------------------------------------------------
 
 
-def spark_type(ndim: int, dtype: str = "float32") -> Any:
+def spark_type(ndim: int, dtype: str = "float32") -> DataType:
     """Return the Spark type of a column whose cells have `ndim` dimensions."""
     from pyspark.ml.linalg import VectorUDT
     from pyspark.sql import types as T
@@ -373,7 +377,7 @@ class OutputColumns:
         """
         return self._columns(arrays, rows, _vectors_of_floats)
 
-    def sql_value(self, arrays: Sequence[np.ndarray], rows: int) -> Any:
+    def sql_value(self, arrays: Sequence[np.ndarray], rows: int) -> pa.Array:
         """Convert the outputs to one Arrow array of SQL type :attr:`ddl`."""
         made = self._columns(arrays, rows, list_column)
         return made[0] if len(made) == 1 else pa.StructArray.from_arrays(made, names=self.names)
@@ -423,7 +427,7 @@ def _quoted(name):
     return "`" + name.replace("`", "``") + "`"
 
 
-def list_column(array: np.ndarray) -> Any:
+def list_column(array: np.ndarray) -> pa.Array:
     """Convert an array's rows to an Arrow array of scalars or nested lists."""
     out = _values(np.ascontiguousarray(array).reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
@@ -492,7 +496,7 @@ def _joined(arrays, rows, column):
 # -- rows with nulls -------------------------------------------------------------------------------
 
 
-def rows_without_null(columns: Sequence[Any], are_whole: Sequence[bool]) -> np.ndarray | None:
+def rows_without_null(columns: Sequence[pa.Array], are_whole: Sequence[bool]) -> np.ndarray | None:
     """Return a mask of the rows without nulls at any depth, or None if no row has one.
 
     Parameters
@@ -533,7 +537,7 @@ def _null_rows(array, is_whole: bool) -> np.ndarray | None:
     return rows
 
 
-def with_nulls(column: Any, valid: np.ndarray | None) -> Any:
+def with_nulls(column: pa.Array, valid: np.ndarray | None) -> pa.Array:
     """Expand a column of the valid rows to all rows, with nulls for the others."""
     if valid is None:
         return column

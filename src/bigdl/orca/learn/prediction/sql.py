@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import check_alive
@@ -30,8 +30,13 @@ from bigdl.runtime.shards.columns import fitted_specs, float_dtype
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.training.batches import zero_column
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
-def sql_function(predictor: DistributedPredictor, threads: int, rows: list | None = None) -> Any:
+
+def sql_function(
+    predictor: DistributedPredictor, threads: int, rows: list | None = None
+) -> Callable[..., Column]:
     """Return a Spark user-defined function that predicts with a model.
 
     Parameters
@@ -59,7 +64,7 @@ def sql_function(predictor: DistributedPredictor, threads: int, rows: list | Non
     made, owner = arrow_udf(task, columns.ddl, iterates=True), shipped.owner
 
     @functools.wraps(made)  # Spark reads the function's attributes when it registers it
-    def function(*arguments: Any) -> Any:
+    def function(*arguments: Any) -> Column:
         check_alive(owner, "function")
         return made(*arguments)
 

@@ -282,7 +282,7 @@ def call_on(model: keras.Model, inputs: Any) -> None:
 _EXCLUSIVE = ("categorical_crossentropy", "sparse_categorical_crossentropy")
 
 
-def keras_scores(model: Any, output: str) -> Scores:
+def keras_scores(model: keras.Model, output: str) -> Scores:
     """Return what the outputs of a compiled Keras model mean, by its loss.
 
     Parameters
