@@ -377,7 +377,7 @@ def test_two_operators_have_no_common_method(square):
 
     with refused("argument-conflict", "squares.Square already has the name 'square'"):
         register_operator(Other)
-    with refused("argument-type", "a dataclass over Operator"):
+    with refused("argument-type", "a dataclass that subclasses Operator"):
         register_operator(int)
 
 

@@ -323,7 +323,7 @@ def test_a_server_that_is_not_there_is_told(capsys):
     assert main(["client", "--address", "127.0.0.1:1", "--timeout", "2"]) == 2
     assert "does not answer: UNAVAILABLE" in capsys.readouterr().err
     assert main(["client", "--users", "a"]) == 2
-    assert "--users should be numbers" in capsys.readouterr().err
+    assert "--users should be integers" in capsys.readouterr().err
 
 
 def test_help_needs_nothing_but_the_library():

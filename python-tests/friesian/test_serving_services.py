@@ -277,7 +277,7 @@ NO_VECTOR = r"should be of shape \(n, 8\), got \(1, 1\)"
         (
             *("ranking.Ranking", "doPredict", "Content"),
             {"encodedStr": base64.b64encode(b"\xac\xed\x00\x05sr").decode()},
-            *("INVALID_ARGUMENT", "object of Java, which is not read"),
+            *("INVALID_ARGUMENT", "serialized Java object, which is not supported"),
         ),
         (
             *("ranking.Ranking", "doPredict", "Content"),
@@ -287,7 +287,7 @@ NO_VECTOR = r"should be of shape \(n, 8\), got \(1, 1\)"
         (
             *("ranking.Ranking", "doPredict", "Content"),
             {"encodedStr": wire.encode_json({name: ["x"] for name in Linear.columns})},
-            *("INVALID_ARGUMENT", "The ranker takes numbers"),
+            *("INVALID_ARGUMENT", "The ranker needs numeric columns"),
         ),
         (
             *("ranking.Ranking", "doPredict", "Content"),
@@ -332,13 +332,13 @@ def arrow_of(column, **options):
         (np.zeros(1_000_000), {"compression": "zstd"}, "compressed buffers"),
         (np.zeros(1_000_000), {"compression": "lz4"}, "compressed buffers"),
         (np.zeros(3), {"compression": "zstd"}, "compressed buffers"),
-        (pa.nulls(10**9), {}, "type null, which is not taken"),
+        (pa.nulls(10**9), {}, "type null, which is not supported"),
         (pa.array(["x" * 900] * 90).dictionary_encode(), {}, "dictionaries"),
-        (pa.array([{}] * 90, pa.struct([])), {}, "which is not taken"),
-        (pa.array([b""] * 90, pa.binary(0)), {}, "which is not taken"),
-        (pa.array([[None]] * 90), {}, "which is not taken"),
-        (pa.RunEndEncodedArray.from_arrays([10**9], [1.0]), {}, "which is not taken"),
-        (pa.array(["x"] * 90, pa.string_view()), {}, "which is not taken"),
+        (pa.array([{}] * 90, pa.struct([])), {}, "which is not supported"),
+        (pa.array([b""] * 90, pa.binary(0)), {}, "which is not supported"),
+        (pa.array([[None]] * 90), {}, "which is not supported"),
+        (pa.RunEndEncodedArray.from_arrays([10**9], [1.0]), {}, "which is not supported"),
+        (pa.array(["x"] * 90, pa.string_view()), {}, "which is not supported"),
     ],
     ids=[
         *("zstd", "lz4", "small", "null", "dictionary", "struct", "binary", "nulls", "runs"),
