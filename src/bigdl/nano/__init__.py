@@ -1,6 +1,6 @@
-"""Nano: ordinary PyTorch and Keras code, faster on one machine.
+"""Nano: faster PyTorch and Keras on one machine, with ordinary code.
 
-Importing this package loads no framework and changes nothing.
+Importing this package imports no framework and has no side effects.
 """
 
 from bigdl.common.dropped import explain_imports

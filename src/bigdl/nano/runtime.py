@@ -1,9 +1,9 @@
-"""Settings of the running process that make numeric code faster; see :func:`tune`.
+"""Settings of the running process that speed up numeric code; see :func:`tune`.
 
 ``bigdl-nano-init`` and ``bigdl-nano-run`` choose an allocator and thread counts before a process
-starts. :func:`tune` does what can be done to one that runs already, in a notebook for example.
-Each setting is a generator function: it makes its change, yields what it did, and undoes the
-change when it is resumed. One that is not possible raises :class:`_Skipped` with the reason.
+starts. :func:`tune` changes what can still be changed in a running process, e.g. in a notebook.
+Each setting is a context manager: it makes its change, yields a description, and undoes the change
+on exit. An impossible setting raises :class:`_Skipped` with the reason.
 """
 
 import os
@@ -34,7 +34,7 @@ class Setting:
     name : str
     applied : bool
     text : str
-        What was done, or why nothing was done.
+        Description of the change, or the reason why it was skipped.
 
     Examples
     --------
@@ -52,12 +52,12 @@ class Setting:
 
 @dataclass(eq=False)
 class Tuning(AbstractContextManager["Tuning"]):
-    """Changes that :func:`tune` made to the process; as a context they are undone at the end.
+    """Changes that :func:`tune` made to the process; as a context manager it undoes them on exit.
 
     Attributes
     ----------
     settings : tuple of Setting
-        Those that were asked for.
+        Requested settings, applied or skipped.
 
     Examples
     --------
@@ -77,16 +77,16 @@ class Tuning(AbstractContextManager["Tuning"]):
 
     @property
     def applied(self) -> dict[str, str]:
-        """Name of each setting that was applied, with what was done."""
+        """Applied settings by name, with a description of the change."""
         return {setting.name: setting.text for setting in self.settings if setting.applied}
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Name of each setting that was not, with the reason."""
+        """Skipped settings by name, with the reason."""
         return {setting.name: setting.text for setting in self.settings if not setting.applied}
 
     def undo(self) -> None:
-        """Put everything back; the second time nothing happens."""
+        """Undo all changes; a second call has no effect."""
         lasting_tunings.discard(self)
         self._undoing.close()
 
@@ -107,31 +107,29 @@ def tune(
     flush_denormals: bool = False,
     pin: bool = False,
 ) -> Tuning:
-    """Apply to the running process what makes numeric code faster.
+    """Tune the running process for numeric code.
 
-    Call it before the first model runs. It changes no result, but for `flush_denormals`.
+    Call it before the first model runs. It does not change results, except for `flush_denormals`.
 
     Parameters
     ----------
     allocator : bool
         Keep freed memory in the process, as :func:`bigdl.common.memory.tune_allocator` does. In a
-        task of Spark, what is free beyond 128 MiB goes back at once, as executors have a limit.
+        Spark task, free memory beyond 128 MiB is returned at once because executors have a limit.
     threads : bool or int
-        A number of threads for PyTorch, OpenMP and BLAS. True means one for each usable physical
-        core, within the CPU quota; it lowers a count, and leaves one that is lower or that
-        ``OMP_NUM_THREADS`` has set.
+        Number of threads for PyTorch, OpenMP and BLAS. True: one per usable physical core, within
+        the CPU quota; it never raises a count, nor changes one set by ``OMP_NUM_THREADS``.
     flush_denormals : bool
-        Take numbers too small for full precision (below 1.2e-38) as zeros in PyTorch; on some
-        processors arithmetic with them is a hundred times slower. It holds for the calling thread
-        and for threads that start later.
+        Treat denormal numbers (below 1.2e-38) as zeros in PyTorch; on some processors arithmetic
+        with them is a hundred times slower. It applies to the calling thread and to threads that
+        start later.
     pin : bool
         Keep the threads of the process off the second hyperthread of each core.
 
     Returns
     -------
     Tuning
-        What was applied and what was not, with reasons. ``undo()`` takes it back, and so does the
-        end of a ``with``.
+        Applied and skipped settings. ``undo()`` or the end of a ``with`` block undoes them.
 
     Raises
     ------
@@ -152,7 +150,7 @@ def tune(
             code="argument-value",
             argument="threads",
         )
-    wanted = {
+    requested = {
         "allocator": _allocator() if allocator else None,
         "threads": _threads(threads) if threads else None,
         "flush_denormals": _flush_denormals() if flush_denormals else None,
@@ -160,7 +158,9 @@ def tune(
     }
     with ExitStack() as undoing:
         settings = [
-            _entered(name, change, undoing) for name, change in wanted.items() if change is not None
+            _entered(name, change, undoing)
+            for name, change in requested.items()
+            if change is not None
         ]
         tuning = Tuning(tuple(settings), undoing.pop_all())
     lasting_tunings.add(tuning)
@@ -169,22 +169,22 @@ def tune(
 
 @contextmanager
 def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iterator[list[str]]:
-    """:func:`tune` for the time of a fit.
+    """Apply :func:`tune` for the duration of a fit.
 
-    What it frees is kept for another minute, for a fit that may follow; not in a task of Spark,
-    where the executor has a limit.
+    Freed memory is kept for another minute for a following fit, except in a Spark task, whose
+    executor has a memory limit.
 
     Parameters
     ----------
     tuned : bool
-        False leaves all as it is, but for what `cores` asks for.
+        False changes nothing except what `cores` requests.
     cores : sequence of int, optional
-        The logical cores that this process is to use, with a thread for each physical one.
+        Logical cores that this process may use, with one thread per physical core.
 
     Yields
     ------
     list of str
-        What holds, in a few words each.
+        Short description of each applied setting.
     """
     report: list[str] = []
     with ExitStack() as undoing:
@@ -203,12 +203,12 @@ def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iter
                 _keep_memory(_SECONDS_KEPT)
 
 
-# A generator that nobody refers to would be closed, and so undone.
+# Keeps references: a garbage-collected context manager would be closed, which undoes its change.
 lasting_tunings: set[Tuning] = set()
 
 
 class _Skipped(Exception):
-    """A setting is not possible, or not needed; the text says why."""
+    """Exception for a setting that is impossible or unnecessary; its text is the reason."""
 
 
 def _entered(name: str, change: AbstractContextManager[str], undoing: ExitStack) -> Setting:
@@ -229,9 +229,9 @@ def _allocator() -> Iterator[str]:
 
 
 @contextmanager
-def _threads(wanted: bool | int) -> Iterator[str]:
-    count = best_thread_count() if wanted is True else wanted
-    if wanted is True:
+def _threads(requested: bool | int) -> Iterator[str]:
+    count = best_thread_count() if requested is True else requested
+    if requested is True:
         if "OMP_NUM_THREADS" in os.environ:
             raise _Skipped(f"OMP_NUM_THREADS is {os.environ['OMP_NUM_THREADS']}")
         torch = sys.modules.get("torch")
@@ -265,7 +265,7 @@ def _pin() -> Iterator[str]:
 
 @contextmanager
 def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
-    """All threads of this process on the cores that are chosen of those that they have."""
+    """Restrict all threads of this process to a subset of their cores during the block."""
     of_caller = os.sched_getaffinity(0)
     before = {}
     for thread in _own_threads():
@@ -275,7 +275,7 @@ def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
     try:
         yield
     finally:
-        # Threads that have started since then get what the thread of the caller had.
+        # Threads that started in the block get the affinity that the calling thread had.
         for thread in _own_threads():
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(thread, before.get(thread, of_caller))
@@ -294,10 +294,10 @@ def in_task_of_spark() -> bool:
 
 
 def best_thread_count() -> int:
-    """Return one thread for each physical core that this process may use, within its CPU quota.
+    """Return the number of usable physical cores, limited by the CPU quota of the process.
 
-    Hyperthreads share the vector units that numeric code is bound by, and threads beyond a quota
-    are stopped in every period while the others wait for them.
+    Hyperthreads share the vector units that limit numeric code, and threads beyond a CPU quota are
+    throttled in every period while the others wait for them.
 
     Returns
     -------
@@ -308,13 +308,13 @@ def best_thread_count() -> int:
 
 
 class _KeptMemory(threading.Timer):
-    """Memory of a fit that is kept for the next one, until this timer gives it back.
+    """Timer that keeps the memory freed by a fit for the next fit, then returns it.
 
-    What a fit frees goes back to the kernel when the allocator's context ends
-    (:func:`bigdl.common.memory.tuned_allocator`), and the next fit pays for a page fault on each
-    page of it: a third of a million for a ResNet50 on batches of 64. Fits often follow each other
-    closely: in a search, in a cross-validation, in the cells of a notebook. So a context outlives a
-    fit by a minute, and a thread ends it.
+    The memory freed by a fit returns to the kernel when the allocator's context ends
+    (:func:`bigdl.common.memory.tuned_allocator`), and the next fit has a page fault on each of its
+    pages: a third of a million for a ResNet50 on batches of 64. Fits often follow each other
+    closely, e.g. in a search or a notebook. So a context stays open for a minute after a fit, and a
+    thread closes it.
     """
 
     def __init__(self, seconds: float):
@@ -325,20 +325,20 @@ class _KeptMemory(threading.Timer):
         self.start()
 
     def end(self) -> None:
-        """Give the memory back now, and end the thread."""
+        """Return the memory now and end the timer thread."""
         self.cancel()
         self.join()
         self.function()
 
 
-_kept: list[_KeptMemory] = []  # one, but for a moment
+_kept: list[_KeptMemory] = []  # at most one, except while it is replaced
 
 
 def _keep_memory(seconds: float) -> None:
-    """Keep what the process frees for so many seconds from now; a later call starts anew.
+    """Keep the memory that the process frees for `seconds`, replacing an earlier timer.
 
-    To be called before the allocator's context of the last fit ends. Nothing happens where the
-    allocator cannot be tuned.
+    Call it before the allocator's context of the last fit ends. It has no effect if the allocator
+    cannot be tuned.
     """
     earlier, _kept[:] = _kept[:], [_KeptMemory(seconds)]
     for kept in earlier:
@@ -346,11 +346,11 @@ def _keep_memory(seconds: float) -> None:
 
 
 def release_memory() -> None:
-    """Give back what the last fit has left; no thread stays that a fork would lose."""
+    """Return the memory kept after the last fit and end its thread, which a fork would lose."""
     while _kept:
         kept = _kept.pop()
         kept.end()
-        # The kernel lists a thread for a moment after it has ended.
+        # The kernel still lists a thread shortly after it has ended.
         entry = Path(f"/proc/self/task/{kept.native_id}")
         give_up = time.monotonic() + 1
         while entry.exists() and time.monotonic() < give_up:

@@ -1,7 +1,7 @@
-"""Lazy objects: calls that are made when their arguments have been chosen, and their decorators.
+"""Lazy objects, which make a call once their arguments are chosen, and decorators for them.
 
-A class under ``@hpo.obj()`` still is that class. Constructed with a search space among its
-arguments, it gives an :class:`AutoObject`, which stands for as many objects as there are choices.
+A class decorated with ``@hpo.obj()`` stays the same class. Constructed with a search space among
+its arguments, it returns an :class:`AutoObject`, from which each trial makes an object.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 SPLITTER = "▁"
-"""Stands in names between that of a nested space and that of its part."""
+"""Separator in parameter names between a nested space and its component."""
 
 _PLAIN = object()
 
 
 def spaces_in(value: Any) -> dict[str, Domain]:
-    """Return the simple spaces in an object by the names of their parameters."""
+    """Return the simple spaces in a value by parameter name."""
     return Naming(value, SPLITTER).domains
 
 
 def suggested(value: Any, trial: Trial) -> Any:
-    """Return an object with what a trial of Optuna suggests in the places of its spaces."""
+    """Replace the search spaces in a value with the suggestions of an Optuna trial."""
     return resolve(value, Assignment(Naming(value, SPLITTER), trial))
 
 
 def with_config(value: Any, config: Mapping[str, Any]) -> Any:
-    """Return an object with values by name, and the defaults, in the places of its spaces.
+    """Replace the search spaces in a value with `config`, or with their defaults.
 
     Raises
     ------
     UsageError
-        If there is no space of a name.
+        If a name in `config` is no search space.
     """
     naming = Naming(value, SPLITTER)
     unknown = sorted(set(config) - set(naming.domains))
     if unknown:
         raise UsageError(
-            f"There is no search space called {', '.join(map(repr, unknown))}; there are "
+            f"There is no search space called {', '.join(map(repr, unknown))}; the search spaces are "
             f"{', '.join(map(repr, naming.domains)) or 'none'}",
             code="search-space",
             argument=unknown[0],
@@ -69,43 +69,43 @@ def with_config(value: Any, config: Mapping[str, Any]) -> Any:
 
 
 class SearchableValue(Lazy):
-    """A lazy object that a user can inspect: its spaces, and its values for some choices."""
+    """Base of lazy objects that a user can inspect: spaces, defaults and samples."""
 
     @property
     def kwspaces(self) -> dict[str, Domain]:
-        """The simple spaces inside by name."""
+        """The simple spaces inside, by parameter name."""
         return spaces_in(self)
 
     @property
     def cs(self) -> Any:
-        """The distributions of Optuna by name; that of a simple space itself."""
+        """Optuna distributions by parameter name; a simple space has a single distribution."""
         return {name: space.distribution for name, space in self.kwspaces.items()}
 
     @property
     def default(self) -> Any:
-        """The value where nothing was chosen: that of the defaults of all spaces."""
+        """The value with the defaults of all spaces."""
         return self.sample()
 
     @property
     def rand(self) -> Any:
-        """A value at random, of Python's generator."""
+        """A random value, drawn with Python's ``random`` generator."""
         distributions = {name: space.distribution for name, space in self.kwspaces.items()}
         rng = np.random.default_rng(random.getrandbits(64))
         return with_config(self, random_parameters(distributions, rng))
 
     def sample(self, **config: Any) -> Any:
-        """Return the value for some choices.
+        """Return the value for the given parameters.
 
         Parameters
         ----------
         **config
-            Values by the names of :attr:`kwspaces`; all others are the defaults.
+            Values of the parameters in :attr:`kwspaces`. Other parameters have their defaults.
         """
         return with_config(self, config)
 
 
 class AutoObject(SearchableValue):
-    """A call that is made when its arguments have been chosen.
+    """A call of a class or function that is made once its search spaces are chosen.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class AutoObject(SearchableValue):
     def visit(self, naming: Naming, name: str) -> None:
         if not naming.is_new(self):
             return
-        # By the names of its own arguments, wherever the object stands.
+        # Parameters are named by the object's arguments, independent of where it is nested.
         for argument, value in _named(self.target, self.args, self.kwargs).items():
             visit(value, naming, argument)
 
@@ -151,24 +151,25 @@ class AutoObject(SearchableValue):
 
 
 def called(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of a call, or an :class:`AutoObject` if an argument is chosen later."""
+    """Call `target`, or return an :class:`AutoObject` if an argument has search spaces."""
     if holds_lazy([args, kwargs]):
         return AutoObject(target, *args, **kwargs)
     return target(*args, **kwargs)
 
 
 def obj(**defaults: Any) -> Callable[[type], type]:
-    """Decorate a class, so that its arguments may be search spaces.
+    """Decorate a class so that its arguments may be search spaces.
 
     Parameters
     ----------
     **defaults
-        Arguments for objects that are constructed without them: values or spaces.
+        Default arguments: values or spaces.
 
     Returns
     -------
     callable
-        Returns the class itself. Constructed with spaces, it gives an :class:`AutoObject`.
+        Decorator that returns the class. Constructed with spaces, the class returns an
+        :class:`AutoObject`.
 
     Examples
     --------
@@ -181,7 +182,7 @@ def obj(**defaults: Any) -> Callable[[type], type]:
     >>> lazy = Optimizer(rate=space.Real(0.001, 0.1, log=True))
     >>> lazy.sample(rate=0.01).rate
     0.01
-    >>> Optimizer(0.5).rate  # without a space it is the object itself
+    >>> Optimizer(0.5).rate  # without a space, an ordinary object
     0.5
     """
     return class_decorator(
@@ -190,18 +191,18 @@ def obj(**defaults: Any) -> Callable[[type], type]:
 
 
 def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function, so that its arguments may be search spaces.
+    """Decorate a function so that its arguments may be search spaces.
 
     Parameters
     ----------
     **defaults
-        Arguments for calls without them: values or spaces.
+        Default arguments: values or spaces.
 
     Returns
     -------
     callable
-        Gives a function that, called with spaces, returns an :class:`AutoObject`, whose ``sample``
-        calls the function; called without, it calls at once.
+        Decorator of the function. Called with spaces, the function returns an :class:`AutoObject`,
+        whose ``sample`` calls it; called without spaces, it runs at once.
 
     Examples
     --------
@@ -233,21 +234,21 @@ def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def args(default: Mapping[str, Any] | None = None, **kwvars: Any) -> Callable[..., Any]:
-    """Decorate a function of one argument that holds all parameters of a search.
+    """Decorate a function whose only argument holds all parameters of a search.
 
     Parameters
     ----------
     default : dict, optional
         Values that are not searched.
     **kwvars
-        Spaces and values. They reach the function as the attributes and items of its first
+        Spaces and values. The function receives them as the attributes and items of its first
         argument.
 
     Returns
     -------
     callable
-        Makes of the function one that takes other values by name and returns an
-        :class:`AutoObject`.
+        Decorator of the function. The decorated function takes other values by keyword and returns
+        an :class:`AutoObject`.
 
     Examples
     --------
@@ -261,13 +262,13 @@ def args(default: Mapping[str, Any] | None = None, **kwvars: Any) -> Callable[..
     >>> plan(epochs=2).default
     '2 epochs at 0.01'
     """
-    settled = {**(default or {}), **kwvars}
+    fixed = {**(default or {}), **kwvars}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., AutoObject]:
         @functools.wraps(function)
         def call(*further: Any, **values: Any) -> AutoObject:
             return AutoObject(
-                lambda **chosen: function(_AttributeDict(chosen), *further), **settled | values
+                lambda **chosen: function(_AttributeDict(chosen), *further), **fixed | values
             )
 
         return call
@@ -276,7 +277,7 @@ def args(default: Mapping[str, Any] | None = None, **kwvars: Any) -> Callable[..
 
 
 class _AttributeDict(dict):
-    """A dict whose items are attributes, too."""
+    """A dict whose items are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -288,25 +289,24 @@ class _AttributeDict(dict):
 def class_decorator(
     usage: str, base: type, defaults: Mapping[str, Any], lazy: Callable[..., object]
 ) -> Callable[[type], type]:
-    """Return a decorator that lets a class give lazy objects when it is constructed with spaces.
+    """Return a decorator that makes a class return lazy objects when constructed with spaces.
 
     Parameters
     ----------
     usage : str
-        What it decorates, for the error where it is something else.
+        Begin of the error text for an object that it cannot decorate.
     base : type
-        The class must be a subclass.
+        Required base class of a decorated class.
     defaults : mapping
-        Further arguments.
+        Default arguments of the class.
     lazy : callable
-        Called with the class and the arguments.
+        Makes the lazy object from the class and the arguments.
     """
 
     def decorate(cls: type) -> type:
         if not (isinstance(cls, type) and issubclass(cls, base)):
             raise UsageError(f"{usage}, not {cls!r}", code="argument-type")
-        # Changed in place: it must stay the class that is found under its name, or its objects
-        # could not be pickled.
+        # Change the class in place: pickle finds the classes of objects by name.
         changed: Any = cls
         make: Callable[..., Any] = cls.__new__
 
@@ -319,7 +319,7 @@ def class_decorator(
 
         changed.__new__ = construct
         if defaults and not hasattr(cls, "__getnewargs_ex__"):
-            # Copies and pickles are made without arguments, and not of the defaults.
+            # Copying and unpickling pass no arguments, and must not apply the defaults.
             changed.__getnewargs_ex__ = lambda self: ((_PLAIN,), {})
         return cls
 
@@ -335,36 +335,36 @@ def _with_defaults(
 
 
 def _named(target: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of a call by name."""
-    # Not the class: its signature is that of the constructor that a decorator has set.
+    """Return all arguments of a call by name."""
+    # Use __init__: the signature of a decorated class is that of the decorator's constructor.
     made: Any = target
     signed, bound = (made.__init__, (None,)) if isinstance(target, type) else (target, ())
     try:
         named = inspect.signature(signed).bind_partial(*bound, *args).arguments
-    except (TypeError, ValueError):  # a signature that is not known, or does not fit
-        return {**{f"argument_{place}": value for place, value in enumerate(args)}, **kwargs}
+    except (TypeError, ValueError):  # an unknown signature, or one that does not fit
+        return {**{f"argument_{index}": value for index, value in enumerate(args)}, **kwargs}
     return {**dict(list(named.items())[len(bound) :]), **kwargs}
 
 
 def plmodel(**defaults: Any) -> Callable[[type], type]:
-    """Decorate a LightningModule, or any module of PyTorch, for ``Trainer.search``.
+    """Decorate a LightningModule, or any PyTorch module, for ``Trainer.search``.
 
     Parameters
     ----------
     **defaults
-        Arguments for models that are constructed without them: values or spaces.
+        Default arguments of the model: values or spaces.
 
     Returns
     -------
     callable
-        Returns the class itself. Constructed with spaces, it gives an
-        :class:`~bigdl.nano.automl.hpo.space.AutoObject`, of which ``Trainer.search`` makes the best
-        model.
+        Decorator that returns the class. Constructed with spaces, the class returns an
+        :class:`~bigdl.nano.automl.hpo.space.AutoObject`, from which ``Trainer.search`` makes the
+        best model.
 
     Raises
     ------
     UsageError
-        If the class is not a module of PyTorch.
+        If the class is not a PyTorch module.
 
     Examples
     --------
@@ -385,5 +385,5 @@ def plmodel(**defaults: Any) -> Callable[[type], type]:
     Linear(in_features=4, out_features=16, bias=True)
     """
     module = require("torch", "nano").nn.Module
-    said = "hpo.plmodel decorates a LightningModule or nn.Module"
-    return class_decorator(said, module, defaults, AutoObject)
+    usage = "hpo.plmodel decorates a LightningModule or nn.Module"
+    return class_decorator(usage, module, defaults, AutoObject)

@@ -1,4 +1,4 @@
-"""Searches of PyTorch and Keras models: arguments, studies, summaries."""
+"""Hyper-parameter searches of PyTorch and Keras models: arguments, studies, summaries."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _OF_RUN = ("n_trials", "n_jobs", "tune_callbacks", *_OF_OPTUNA)
 def split_arguments(
     keywords: Mapping[str, Any], of_training: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords of a search for its study and trials, and those for the training.
+    """Split the keywords of a search into those of its study and trials and those of training.
 
     Raises
     ------
     UsageError
-        If one is for nobody.
+        If a keyword is unknown.
     """
     known = {*_OF_STUDY, *_OF_RUN, *of_training}
     unknown = sorted(set(keywords) - known)
@@ -48,12 +48,12 @@ def split_arguments(
 
 
 def directions_of(options: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, str]:
-    """Return the direction of each metric by its name, of the options of a search.
+    """Return the direction of each metric by name from the options of a search.
 
     Raises
     ------
     UsageError
-        If several metrics have no direction each.
+        If several metrics do not have one direction each.
     """
     single, several = options.get("direction"), options.get("directions")
     if single is not None and several is not None:
@@ -76,19 +76,19 @@ def directions_of(options: Mapping[str, Any], metrics: Sequence[str]) -> dict[st
 
 
 class Searcher(abc.ABC):
-    """An object that searches, in every framework, and keeps the study of its last search.
+    """Base of models and trainers that run a search and keep the study of the last one.
 
     Attributes
     ----------
     study : optuna.Study or None
-        Of the last search.
+        Study of the last search.
     """
 
     study: Study | None = None
 
     @abc.abstractmethod
     def end_search(self, use_trial_id: int = -1) -> Any:
-        """Make the model of a trial, not trained.
+        """Build the untrained model of a trial.
 
         Parameters
         ----------
@@ -98,7 +98,7 @@ class Searcher(abc.ABC):
         Returns
         -------
         LightningModule or keras.Model
-            An object that stands for a Keras model is this one from now on.
+            A searchable Keras model delegates to it from now on.
 
         Raises
         ------
@@ -107,7 +107,7 @@ class Searcher(abc.ABC):
         """
 
     def search_summary(self) -> Study:
-        """Print the number of trials and the best of them.
+        """Print the number of trials and the best trials.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class Searcher(abc.ABC):
             print("Best trial:")
             _print_trial(study, self._trial(-1))
         else:
-            print(f"Trials that no other is better than in everything: {len(study.best_trials)}")
+            print(f"Pareto-optimal trials: {len(study.best_trials)}")
             for trial in study.best_trials:
                 _print_trial(study, trial)
         return study
@@ -133,21 +133,21 @@ class Searcher(abc.ABC):
         resume: bool,
         n_parallels: int,
     ) -> None:
-        """Make the study of a search, or go on with one, and run its trials.
+        """Open or resume the study of a search, and run its trials.
 
         Parameters
         ----------
         objective : callable
-            Its ``subject`` holds the spaces.
+            Objective with the search spaces in its ``subject``.
         directions : mapping of str to str
-            Whether the figures that trials return are minimized, by their names.
+            ``"minimize"`` or ``"maximize"`` for each metric that trials return.
         options : mapping
-            Of :func:`split_arguments`.
+            Keywords from :func:`split_arguments`.
         resume : bool
-            Go on with the study of that name in the storage, or with that of the last search where
-            there is no storage.
+            Resume the study of that name in the storage, or without a storage the study of the
+            last search.
         n_parallels : int
-            Processes that run trials.
+            Number of processes that run trials.
         """
         spaces = spaces_in(objective.subject)
         if not spaces:
@@ -164,8 +164,8 @@ class Searcher(abc.ABC):
         if resume and storage is None:
             if last is None:
                 warnings.warn(
-                    "There is no search to resume: this process has not searched yet, and no "
-                    "storage is given. A new search begins",
+                    "There is no search to resume: this process has not searched yet, and there is "
+                    "no storage. Starting a new search",
                     stacklevel=4,
                 )
             else:
@@ -218,39 +218,37 @@ class Searcher(abc.ABC):
         return study.best_trial
 
 
-def _grid(spaces: Mapping[str, Any], given: Any) -> dict[str, list[Any]]:
+def _grid(spaces: Mapping[str, Any], user_grid: Any) -> dict[str, list[Any]]:
     """Return the values of each search space in a grid search.
 
     Parameters
     ----------
     spaces : mapping of str to Space
-    given : mapping of str to list, optional
-        The user's ``sampler_kwargs["search_space"]``; by default the options of each space.
+    user_grid : mapping of str to list, optional
+        The user's ``sampler_kwargs["search_space"]``. Default: all options of each space.
 
     Raises
     ------
     UsageError
-        If the given grid names other parameters than the spaces, or one is not a list.
+        If `user_grid` has other parameters than the spaces, or is no mapping.
     """
-    if given is None:
+    if user_grid is None:
         return {name: space.grid for name, space in spaces.items()}
-    if not isinstance(given, Mapping) or set(given) != set(spaces):
-        listed = sorted(given) if isinstance(given, Mapping) else repr(given)
+    if not isinstance(user_grid, Mapping) or set(user_grid) != set(spaces):
+        listed = sorted(user_grid) if isinstance(user_grid, Mapping) else repr(user_grid)
         raise UsageError(
             f"search_space of the Grid sampler must hold a list of values for each of "
             f"{sorted(spaces)}, got {listed}",
             code="search-space",
             argument="search_space",
         )
-    return {name: list(values) for name, values in given.items()}
+    return {name: list(values) for name, values in user_grid.items()}
 
 
 def _print_trial(study: Study, trial: FrozenTrial) -> None:
     names = study.metric_names or ["value"]
-    figures = ", ".join(
-        f"{name} {figure:g}" for name, figure in zip(names, trial.values, strict=True)
-    )
-    print(f"  Trial {trial.number}: {figures}")
+    values = ", ".join(f"{name} {value:g}" for name, value in zip(names, trial.values, strict=True))
+    print(f"  Trial {trial.number}: {values}")
     print("  Params:")
     for name, value in trial.params.items():
         print(f"    {name}: {value}")

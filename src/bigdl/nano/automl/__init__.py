@@ -1,4 +1,4 @@
-"""AutoML: searching for the hyper-parameters of PyTorch and Keras models."""
+"""AutoML: hyper-parameter search for PyTorch and Keras models."""
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.attribute_patch import AttributePatch
@@ -7,16 +7,16 @@ __all__ = ["HPOConfig", "hpo_config"]
 
 
 class HPOConfig:
-    """Switches: the layers and optimizers of ``bigdl.nano.tf`` take search spaces or not.
+    """Switches for search spaces as arguments of the layers and optimizers in ``bigdl.nano.tf``.
 
-    PyTorch's side needs no switch: ``@hpo.plmodel()`` says it of each class.
+    PyTorch needs no switch: ``@hpo.plmodel()`` decorates each searchable class.
 
     Examples
     --------
     >>> from bigdl.nano.automl import hpo_config
     >>> hpo_config.enable_hpo_tf()
     >>> from bigdl.nano.automl.hpo import space
-    >>> from bigdl.nano.tf.keras.layers import Dense  # takes spaces from now on
+    >>> from bigdl.nano.tf.keras.layers import Dense  # accepts spaces from now on
     >>> Dense(units=space.Int(8, 64), activation="relu")
     Dense(units=Int(8, 64), activation='relu')
     >>> hpo_config.disable_hpo_tf()
@@ -39,35 +39,35 @@ class HPOConfig:
 
     @property
     def hpo_tf(self) -> bool:
-        """True if ``bigdl.nano.tf`` takes search spaces; set by :meth:`enable_hpo_tf`."""
+        """True if ``bigdl.nano.tf`` accepts search spaces; set by :meth:`enable_hpo_tf`."""
         return self._tf.active
 
     @property
     def hpo_pytorch(self) -> bool:
-        """True if :meth:`enable_hpo_pytorch` was called; nothing depends on it."""
+        """True if :meth:`enable_hpo_pytorch` was called; it has no further effect."""
         return self._pytorch
 
     def enable_hpo_tf(self) -> None:
-        """Let layers, activations, ``Input``, ``cast`` and optimizers take search spaces.
+        """Let layers, activations, ``Input``, ``cast`` and optimizers accept search spaces.
 
-        These are the names in ``bigdl.nano.tf.keras.layers``, ``bigdl.nano.tf.keras.activations``,
+        It replaces names in ``bigdl.nano.tf.keras.layers``, ``bigdl.nano.tf.keras.activations``,
         ``bigdl.nano.tf.keras``, ``bigdl.nano.tf`` and ``bigdl.nano.tf.optimizers``. Import them
-        after this call: what was imported before is Keras' own, and stays so.
+        after this call: names imported before remain the classes and functions of Keras.
         """
         if self.hpo_tf:
             return
         from bigdl.nano.automl.tf.keras import Model, Sequential
         from bigdl.nano.automl.tf.substitutes import substitutes
 
-        for place in substitutes({"Sequential": Sequential, "Model": Model}):
-            self._tf.set(*place)
+        for module, name, value in substitutes({"Sequential": Sequential, "Model": Model}):
+            self._tf.set(module, name, value)
 
     def disable_hpo_tf(self) -> None:
-        """Undo :meth:`enable_hpo_tf`; what was imported meanwhile goes on taking spaces."""
+        """Undo :meth:`enable_hpo_tf`; names imported in the meantime still accept spaces."""
         self._tf.undo()
 
     def enable_hpo_pytorch(self) -> None:
-        """Accepted; ``@hpo.plmodel()`` and ``Trainer(use_hpo=True)`` need no more."""
+        """Set the flag of BigDL 2.x; searches of PyTorch models do not need it."""
         self._pytorch = True
 
     def disable_hpo_pytorch(self) -> None:
@@ -75,10 +75,10 @@ class HPOConfig:
         self._pytorch = False
 
     def reset(self) -> None:
-        """Disable both."""
+        """Disable search spaces for TensorFlow and PyTorch."""
         self.disable_hpo_tf()
         self.disable_hpo_pytorch()
 
 
 hpo_config = HPOConfig()
-"""The switches of this process."""
+"""Switches of this process."""

@@ -1,3 +1,3 @@
-"""Searching the hyper-parameters of PyTorch models, under the name of BigDL 2.x."""
+"""Hyper-parameter search for PyTorch models, under the import path of BigDL 2.x."""
 
 from bigdl.nano.pytorch.search import HPOSearcher as HPOSearcher

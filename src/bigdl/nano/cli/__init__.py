@@ -1,1 +1,1 @@
-"""Commands that start programs in a good environment: ``bigdl-nano-init`` and its siblings."""
+"""Commands that start programs in an environment tuned for numeric code."""

@@ -1,9 +1,9 @@
-"""The environment that ``bigdl-nano-init`` and ``bigdl-nano-run`` set, and how to get back.
+"""Environment variables that ``bigdl-nano-init`` and ``bigdl-nano-run`` set and restore.
 
-The options of the commands, the machine and what the user has set make a :class:`Plan`. What it
-changes is remembered in the environment itself, in one variable: for each name the value before
-and the value set, and the entries added to ``LD_PRELOAD``. A variable that the user has changed
-since then is the user's and stays.
+A :class:`Plan` depends on the options of the command, the machine and the user's variables. Its
+changes are recorded in one environment variable: the previous and the new value of each variable,
+and the entries added to ``LD_PRELOAD``. A variable that the user has changed since then is not
+restored.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from bigdl.nano.cli.libraries import JEMALLOC, OPENMP, TCMALLOC, find_library
 from bigdl.nano.runtime import best_thread_count
 
 STATE = "BIGDL_NANO_STATE"
-VALUE_OPTIONS = ("-r", "--cores")  # those that take a value
+VALUE_OPTIONS = ("-r", "--cores")  # options that take a value
 _JEMALLOC_CONF = (
     "oversize_threshold:1,background_thread:false,metadata_thp:always,"
     "dirty_decay_ms:-1,muzzy_decay_ms:-1"
@@ -41,45 +41,45 @@ class _EnvironmentParser(argparse.ArgumentParser):
 
 
 def make_parser(prog: str, usage: str, description: str) -> argparse.ArgumentParser:
-    """Return the parser of a command that sets an environment.
+    """Return the argument parser of a command that sets an environment.
 
     Parameters
     ----------
     prog : str
         Name of the command.
     usage : str
-        What follows it.
+        Usage text after the name.
     description : str
 
     Returns
     -------
     argparse.ArgumentParser
-        Its namespaces hold `help`, `openmp`, `allocator` ("jemalloc", "tcmalloc" or "none"),
-        `perf`, `gpu`, `sgx`, `cores` (int or None) and `debug`; what it cannot parse is a
+        Its namespaces have `help`, `openmp`, `allocator` ("jemalloc", "tcmalloc" or "none"),
+        `perf`, `gpu`, `sgx`, `cores` (int or None) and `debug`. Invalid arguments raise a
         UsageError.
     """
     parser = _EnvironmentParser(
         prog, f"{prog} {usage}", description, add_help=False, allow_abbrev=False
     )
     add = parser.add_argument
-    add("-h", "--help", action="store_true", help="show this")
+    add("-h", "--help", action="store_true", help="print_variables this help")
     add(
         "-o", "--disable-openmp", dest="openmp", action="store_false",
-        help="preload no libiomp5 and set no variable of OpenMP",
+        help="do not preload libiomp5 or set OpenMP variables",
     )  # fmt: skip
     allocators = (
-        ("-j", "--enable-jemalloc", "jemalloc", "allocate memory by jemalloc (the default)"),
-        ("-t", "--enable-tcmalloc", "tcmalloc", "allocate memory by tcmalloc"),
-        ("-c", "--disable-allocator", "none", "leave the allocator alone"),
+        ("-j", "--enable-jemalloc", "jemalloc", "use the jemalloc allocator (the default)"),
+        ("-t", "--enable-tcmalloc", "tcmalloc", "use the tcmalloc allocator"),
+        ("-c", "--disable-allocator", "none", "do not change the allocator"),
     )
     for short, long, value, text in allocators:
         add(short, long, dest="allocator", action="store_const", const=value, help=text)
     add("-p", "--perf", action="store_true", help="bind each OpenMP thread to a core")
-    add("-g", "--gpu", action="store_true", help="use oneAPI and leave the allocator alone")
-    add("-s", "--sgx", action="store_true", help="set variables for SGX enclaves as well")
+    add("-g", "--gpu", action="store_true", help="use oneAPI and do not change the allocator")
+    add("-s", "--sgx", action="store_true", help="also set variables for SGX enclaves")
     add(
         *VALUE_OPTIONS, dest="cores", metavar="N", type=_core_count,
-        help="number of OpenMP threads; by default one for each usable physical core",
+        help="number of OpenMP threads; by default one per usable physical core",
     )  # fmt: skip
     add("-d", "--debug", action="store_true", help="show the values and set nothing")
     parser.set_defaults(allocator="jemalloc")
@@ -94,18 +94,18 @@ def _core_count(text: str) -> int:
 
 @dataclass
 class Plan:
-    """Variables, libraries and scripts that are to be set.
+    """Environment variables, libraries and scripts to set.
 
     Attributes
     ----------
     values : dict
-        Variables and their values, ``LD_PRELOAD`` apart.
+        Variables and their values, except ``LD_PRELOAD``.
     preload : list of str
         Libraries to add to ``LD_PRELOAD``.
     scripts : list of str
         Shell scripts to source.
     notes : list of str
-        What the user should know, a line each.
+        Messages for the user, one per line.
     """
 
     values: dict[str, str] = field(default_factory=dict)
@@ -115,44 +115,44 @@ class Plan:
 
 
 def preloads(environ: Mapping[str, str]) -> list[str]:
-    """Return the libraries that ``LD_PRELOAD`` names; blanks and colons separate them."""
+    """Return the libraries listed in ``LD_PRELOAD``, separated by blanks or colons."""
     return environ.get("LD_PRELOAD", "").replace(":", " ").split()
 
 
 def make_plan(options: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
-    """Decide about each variable.
+    """Choose the environment variables, libraries and scripts for the options and the machine.
 
     Parameters
     ----------
     options : argparse.Namespace
-        As :func:`make_parser` makes it.
+        Options from the parser of :func:`make_parser`.
     environ : mapping
-        The environment without anything that an earlier plan has set.
+        The environment without the changes of an earlier plan.
 
     Returns
     -------
     Plan
-        A variable that the user has set stays as it is, and a note says so, unless an option
-        asks for another value.
+        A variable that the user has set stays unchanged, with a note, unless an option requests
+        another value.
     """
     plan = Plan()
-    wanted = {"TF_ENABLE_ONEDNN_OPTS": "1"}
-    asked_for: set[str] = set()
+    values = {"TF_ENABLE_ONEDNN_OPTS": "1"}
+    overridden: set[str] = set()
     if options.openmp:
-        wanted |= _openmp(options, plan, environ)
-        if "MKL_NUM_THREADS" in environ:  # it would count, where it differs from OpenMP's
-            wanted["MKL_NUM_THREADS"] = wanted["OMP_NUM_THREADS"]
+        values |= _openmp(options, plan, environ)
+        if "MKL_NUM_THREADS" in environ:  # it would override the OpenMP setting
+            values["MKL_NUM_THREADS"] = values["OMP_NUM_THREADS"]
         if options.cores is not None:
-            asked_for |= {"MKL_NUM_THREADS", "OMP_NUM_THREADS"}
+            overridden |= {"MKL_NUM_THREADS", "OMP_NUM_THREADS"}
         if options.perf:
-            asked_for |= {"KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"}
+            overridden |= {"KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"}
     if options.gpu:
         _add_oneapi(plan, environ)
     elif options.allocator != "none":
-        wanted |= _allocator(options.allocator, plan, environ)
-    for name, value in wanted.items():
+        values |= _allocator(options.allocator, plan, environ)
+    for name, value in values.items():
         kept = environ.get(name)
-        if kept is None or name in asked_for:
+        if kept is None or name in overridden:
             plan.values[name] = value
         elif kept != value:
             plan.notes.append(f"{name}={kept} stays as you set it; {value} was not set")
@@ -160,35 +160,35 @@ def make_plan(options: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
 
 
 def _openmp(options: argparse.Namespace, plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    wanted = {"OMP_NUM_THREADS": str(options.cores or best_thread_count())}
+    values = {"OMP_NUM_THREADS": str(options.cores or best_thread_count())}
     runtime = find_library(OPENMP)
     if runtime is not None:
         plan.preload.append(str(runtime))
         binding = "compact,1,0" if options.perf else "none"
-        wanted |= {"KMP_AFFINITY": f"granularity=fine,{binding}", "KMP_BLOCKTIME": "1"}
+        values |= {"KMP_AFFINITY": f"granularity=fine,{binding}", "KMP_BLOCKTIME": "1"}
     else:
         plan.notes.append(
             "libiomp5 was not found, so the OpenMP of each library stays in use "
             "(pip install intel-openmp brings it)"
         )
-        wanted |= passive_waiting(environ)
+        values |= passive_waiting(environ)
         if options.perf:
-            wanted |= {"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"}
+            values |= {"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"}
     if options.sgx:
-        wanted |= {
+        values |= {
             "MKL_DYNAMIC": "FALSE",
-            "MKL_NUM_THREADS": wanted["OMP_NUM_THREADS"],
+            "MKL_NUM_THREADS": values["OMP_NUM_THREADS"],
             "OMP_PROC_BIND": "close",
             "OMP_SCHEDULE": "STATIC",
         }
-    return wanted
+    return values
 
 
 def _allocator(name: str, plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    mine = [path for path in preloads(environ) if Path(path).name.startswith(_ALLOCATORS)]
-    if mine:
-        plan.notes.append(f"{mine[0]} stays the allocator, as LD_PRELOAD names it")
-        return {"MALLOC_CONF": _JEMALLOC_CONF} if "libjemalloc" in mine[0] else {}
+    present = [path for path in preloads(environ) if Path(path).name.startswith(_ALLOCATORS)]
+    if present:
+        plan.notes.append(f"{present[0]} stays the allocator, as LD_PRELOAD names it")
+        return {"MALLOC_CONF": _JEMALLOC_CONF} if "libjemalloc" in present[0] else {}
     library = find_library({"jemalloc": JEMALLOC, "tcmalloc": TCMALLOC}[name])
     if library is not None:
         plan.preload.append(str(library))
@@ -198,13 +198,13 @@ def _allocator(name: str, plan: Plan, environ: Mapping[str, str]) -> dict[str, s
     if not tunables:
         plan.notes.append(missing)
         return {}
-    plan.notes.append(f"{missing}; the allocator of glibc is tuned in its place")
+    plan.notes.append(f"{missing}; the glibc allocator is tuned instead")
     plan.values["GLIBC_TUNABLES"] = _merged(environ.get("GLIBC_TUNABLES", ""), tunables)
     return {}
 
 
 def _merged(present: str, added: Mapping[str, str]) -> str:
-    """Return the user's tunables, and those of ours that the user has not set."""
+    """Add our glibc tunables to the user's; existing ones stay."""
     parts = [part for part in present.split(":") if part]
     names = {part.partition("=")[0] for part in parts}
     parts += [f"{name}={value}" for name, value in added.items() if name not in names]
@@ -222,19 +222,19 @@ def _add_oneapi(plan: Plan, environ: Mapping[str, str]) -> None:
 def planned(
     parser: argparse.ArgumentParser, options: argparse.Namespace, environ: Mapping[str, str]
 ) -> tuple[Plan, dict[str, str]] | None:
-    """Make a plan, say what the user should know, and apply it.
+    """Make a plan, print its notes, and apply it to the environment.
 
     Parameters
     ----------
     parser, options
-        As :func:`make_parser` makes them.
+        A parser of :func:`make_parser`, and its options.
     environ : mapping
-        An earlier plan may have been applied to it; the new one replaces that.
+        The environment; the new plan replaces an earlier one.
 
     Returns
     -------
     (Plan, dict) or None
-        The plan and the environment with it; None if the user only wants to see something.
+        The plan and the resulting environment; None for ``--help`` and ``--debug``.
     """
     if options.help:
         parser.print_help(sys.stderr)
@@ -243,15 +243,15 @@ def planned(
     plan = make_plan(options, before)
     after = applied(plan, before)
     for note in plan.notes:
-        say(parser.prog, note)
+        print_message(parser.prog, note)
     if options.debug:
-        show(changes(before, after))
+        print_variables(changes(before, after))
         return None
     return plan, after
 
 
 def restored(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment as it would be if no plan had been applied.
+    """Return the environment with the changes of an earlier plan undone.
 
     Parameters
     ----------
@@ -273,7 +273,7 @@ def restored(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def applied(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with a plan applied to it, and a record of what that changed."""
+    """Return the environment with a plan applied and a record of the changes."""
     present = preloads(environ)
     added = [path for path in plan.preload if path not in present]
     state = {
@@ -287,7 +287,7 @@ def applied(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
-    """Return what to set, and with None what to remove, to get from one environment to another."""
+    """Return the changes from one environment to another; None removes a variable."""
     names = sorted({*before, *after})
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
 
@@ -300,11 +300,11 @@ def _state(text: str) -> dict:
             return {"values": values, "preload": list(state["preload"])}
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    return {"values": {}, "preload": []}  # none, or not written here
+    return {"values": {}, "preload": []}  # missing or invalid
 
 
 def code(changes: Mapping[str, str | None], scripts: Iterable[str] = ()) -> str:
-    """Return commands for bash, zsh and any other POSIX shell.
+    """Return shell commands (bash, zsh and other POSIX shells) that apply changes.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ def code(changes: Mapping[str, str | None], scripts: Iterable[str] = ()) -> str:
     Returns
     -------
     str
-        A command a line.
+        One command per line.
     """
     lines = [
         f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
@@ -326,13 +326,13 @@ def code(changes: Mapping[str, str | None], scripts: Iterable[str] = ()) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def say(command: str, text: str) -> None:
-    """Show a line to the user; stdout is read by the shell."""
+def print_message(command: str, text: str) -> None:
+    """Print a message to stderr, since the shell evaluates stdout."""
     print(f"{command}: {text}", file=sys.stderr)
 
 
-def show(changes: Mapping[str, str | None]) -> None:
-    """Show the variables that the user may care about, a line each."""
+def print_variables(changes: Mapping[str, str | None]) -> None:
+    """Print the changed variables to stderr, one per line."""
     for name, value in changes.items():
-        if not name.startswith("BIGDL_NANO_"):  # our own record
+        if not name.startswith("BIGDL_NANO_"):  # the record of changes
             print(f"{name}={value}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""``bigdl-nano-init``: print the shell commands that set a good environment for numeric programs.
+"""``bigdl-nano-init``: print shell commands that set an environment for numeric programs.
 
-The script ``bigdl-nano-init`` beside this module runs it; sourced, it also executes what is
-printed. Only shell code goes to stdout, so ``eval "$(bigdl-nano-init)"`` is the same.
+The script ``bigdl-nano-init`` next to this module runs it; if sourced, the script also executes the
+commands. Only shell code goes to stdout, so ``eval "$(bigdl-nano-init)"`` is equivalent.
 """
 
 import os
@@ -9,24 +9,24 @@ import sys
 from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.cli.environment import changes, code, make_parser, planned, say
+from bigdl.nano.cli.environment import changes, code, make_parser, planned, print_message
 
 _NAME = "bigdl-nano-init"
 _SOURCED = "--sourced"  # the first argument when a shell sources the script
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the commands.
+    """Print the shell commands and return the exit code.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        By default those of the command line.
+        Default: the command line.
 
     Returns
     -------
     int
-        The exit code: 2 if an argument makes no sense.
+        The exit code; 2 if an argument is invalid.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     sourced = arguments[:1] == [_SOURCED]
@@ -37,10 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments[sourced:])
     except UsageError as error:
         if not sourced:
-            say(_NAME, str(error))
+            print_message(_NAME, str(error))
             return 2
-        # A script that sources without arguments passes its own, and no shell tells them apart.
-        say(_NAME, f"{error}; arguments of the sourcing script were ignored")
+        # A script that sources this one without arguments passes its arguments; shells do not
+        # distinguish them.
+        print_message(_NAME, f"{error}; arguments of the sourcing script were ignored")
         options = parser.parse_args([])
     result = planned(parser, options, os.environ)
     if result is None:
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan, after = result
     sys.stdout.write(code(changes(os.environ, after), plan.scripts))
     if not sourced and sys.stdout.isatty():
-        say(_NAME, f'nothing is set yet; use: source {_NAME}, or: eval "$({_NAME})"')
+        print_message(_NAME, f'nothing is set yet; use: source {_NAME}, or: eval "$({_NAME})"')
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Search of a shared library that is to be loaded before all others."""
+"""Search for shared libraries to preload."""
 
 import ctypes.util
 import os
@@ -15,7 +15,7 @@ TCMALLOC = ("tcmalloc_minimal", "tcmalloc")  # the first has no profiler
 
 
 def find_library(names: tuple[str, ...]) -> Path | None:
-    """Look for a shared library in the environment of this Python, then in the system.
+    """Find a shared library in the environment of this Python, then in the system.
 
     Parameters
     ----------
@@ -25,9 +25,8 @@ def find_library(names: tuple[str, ...]) -> Path | None:
     Returns
     -------
     Path or None
-        The first that is made for the processor that this Python is made for: of the virtual or
-        conda environment, of an installed package, of the linker's cache, and of what the
-        platform's other means find.
+        The first library for the processor of this Python, searched in the virtual or conda
+        environment, installed packages, the linker's cache, and with ``ctypes.util``.
     """
     return next((path for name in names for path in _candidates(name) if _fits(path)), None)
 
@@ -73,5 +72,5 @@ def _elf_identity(path: Path) -> tuple[bytes, bytes] | None:
             header = file.read(20)
     except OSError:
         return None
-    # Word size and byte order; the processor. What lies in between differs from file to file.
+    # Compare the word size, byte order and processor; the bytes in between differ between files.
     return (header[4:6], header[18:20]) if header.startswith(b"\x7fELF") else None

@@ -9,24 +9,24 @@ import sys
 from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.cli.environment import VALUE_OPTIONS, make_parser, planned, say
+from bigdl.nano.cli.environment import VALUE_OPTIONS, make_parser, planned, print_message
 
 _NAME = "bigdl-nano-run"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Become the program.
+    """Replace this process with the program, in the new environment.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        Options, then ``script.py args…``, ``-m module args…`` or ``command args…``; by default
-        those of the command line.
+        Options, then ``script.py args…``, ``-m module args…`` or ``command args…``. Default: the
+        command line.
 
     Returns
     -------
     int
-        The exit code if there is nothing to run: 2 if an argument makes no sense.
+        The exit code if no program is run; 2 if an argument is invalid.
     """
     before_program, program = _split(list(sys.argv[1:] if arguments is None else arguments))
     parser = make_parser(
@@ -38,20 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(before_program)
         command = [] if options.help or options.debug else _command(program)
     except UsageError as error:
-        say(_NAME, str(error))
+        print_message(_NAME, str(error))
         return 2
     result = planned(parser, options, os.environ)
     if result is None:
         return 0
     plan, after = result
     for path in plan.scripts:
-        say(_NAME, f"{path} is to be sourced first")
+        print_message(_NAME, f"{path} is to be sourced first")
     sys.stdout.flush()
     os.execve(command[0], command, after)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the program with its own."""
+    """Split the arguments into options of this command and the program with its arguments."""
     position = 0
     while position < len(arguments):
         argument = arguments[position]
@@ -64,7 +64,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _command(program: list[str]) -> list[str]:
-    """The command line of the program, with the path of its executable."""
+    """Return the command line of the program, with the path of its executable."""
     if not program or program == ["-m"]:
         raise UsageError(f"there is no program to run; see {_NAME} -h", code="argument-missing")
     first = program[0]

@@ -3,13 +3,13 @@
 import os
 import sys
 
-from bigdl.nano.cli.environment import STATE, changes, code, restored, say
+from bigdl.nano.cli.environment import STATE, changes, code, print_message, restored
 
 _NAME = "bigdl-nano-unset-env"
 
 
 def main() -> int:
-    """Print the commands; arguments are those of the script that sources it and mean nothing.
+    """Print the shell commands; arguments are those of a sourcing script and are ignored.
 
     Returns
     -------
@@ -17,7 +17,7 @@ def main() -> int:
         The exit code, 0.
     """
     if STATE not in os.environ:
-        say(_NAME, "bigdl-nano-init has set nothing in this shell")
+        print_message(_NAME, "bigdl-nano-init has set nothing in this shell")
     sys.stdout.write(code(changes(os.environ, restored(os.environ))))
     return 0
 

@@ -1,1 +1,1 @@
-"""Helpers of Nano: :mod:`.common` for all frameworks, :mod:`.pytorch` and :mod:`.tf` for one."""
+"""Helpers of Nano: :mod:`.common` for all frameworks, and :mod:`.pytorch` and :mod:`.tf`."""

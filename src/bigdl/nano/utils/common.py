@@ -1,6 +1,6 @@
-"""Helpers that Nano shares among frameworks, under the names of BigDL 2.x.
+"""Helpers of Nano for all frameworks, under the names of BigDL 2.x.
 
-Importing this changes nothing.
+Importing this module has no side effects.
 """
 
 import atexit
@@ -28,28 +28,28 @@ from bigdl.runtime.launch import launch
 P = ParamSpec("P")
 T = TypeVar("T")
 _WARM_UP = 2
-_PROBE = 3  # runs after which a call that is much slower than the baseline is given up
+_PROBE = 3  # runs after which a call that is much slower than the baseline is stopped
 _MUCH_SLOWER = 4
-_TRIMMED = 0.1  # of the runs, at each end
+_TRIMMED = 0.1  # fraction of the runs to ignore at each end
 _suggestions: dict[str, None] = {}
 
 
 class CPUInfo:
-    """Instruction sets of this machine's processors, read when the object is made.
+    """Instruction sets of this machine's processor, read at construction.
 
     Attributes
     ----------
     flags : frozenset of str
-        All of them, as Linux spells them (see :func:`bigdl.common.cpu.isa_flags`).
+        All instruction sets, as Linux spells them (see :func:`bigdl.common.cpu.isa_flags`).
     has_avx, has_avx2, has_avx512 : bool
-        Vectors of 256 bits, with integers, and of 512 bits.
+        256-bit vectors of floats, of integers, and 512-bit vectors.
     has_vnni : bool
-        Products of int8 are summed in one instruction, on vectors of 512 or 256 bits.
+        Dot products of int8 in one instruction, on 512-bit or 256-bit vectors.
     has_amx : bool
-        Products of tiles.
+        Matrix products of tiles.
     has_bf16 : bool
-        Products of bfloat16 are computed in hardware, in vectors or in tiles. That they are faster
-        than those of float32 is not said by it: in vectors alone they may be slower.
+        Products of bfloat16 in hardware, in vectors or tiles. Without tiles they may be slower than
+        those of float32.
 
     Examples
     --------
@@ -90,17 +90,17 @@ def compare_version(
     version: str,
     use_base_version: bool = False,
 ) -> bool:
-    """Compare the installed version of a package with a given one.
+    """Compare the installed version of a package with another version.
 
     Parameters
     ----------
     package : str
-        Name of its module, or of its distribution.
+        Name of the module or distribution.
     op : callable
         A function of :mod:`operator`, e.g. ``operator.ge``: installed version on the left.
     version : str
     use_base_version : bool
-        Whether suffixes of the installed version, as in ``2.0.0rc1+cpu``, are left out.
+        Ignore suffixes of the installed version, as in ``2.0.0rc1+cpu``.
 
     Returns
     -------
@@ -159,10 +159,10 @@ def get_affinity_core_num() -> int:
 def schedule_processors(
     num_workers: int, cores_per_worker: int | None = None
 ) -> list[dict[str, str]]:
-    """Return the environment of each worker, by which Intel's OpenMP pins it to its cores.
+    """Return the environment of each worker that makes Intel's OpenMP pin it to its cores.
 
-    GNU's OpenMP, which the wheels of torch bring, reads ``OMP_NUM_THREADS`` alone;
-    :func:`bigdl.runtime.launch.launch` pins its workers under any runtime.
+    GNU's OpenMP, which PyTorch's wheels include, only reads ``OMP_NUM_THREADS``;
+    :func:`bigdl.runtime.launch.launch` pins its workers with any OpenMP runtime.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def schedule_processors(
     Raises
     ------
     UsageError
-        As :func:`schedule_workers` does.
+        If `num_workers` or `cores_per_worker` does not fit the machine.
 
     Examples
     --------
@@ -200,22 +200,22 @@ def schedule_processors(
 
 
 def spawn_new_process(func: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a function: each call runs in a fresh interpreter, with its own environment.
+    """Decorate a function so that each call runs in a new process with separate variables.
 
-    Variables such as ``OMP_NUM_THREADS`` are read when a library loads; in a new process they
-    still count. What the function gets, and what it returns, travels by ``cloudpickle``.
+    Libraries read variables such as ``OMP_NUM_THREADS`` when they load, so changes need a new
+    process. Arguments and results are sent with ``cloudpickle``.
 
     Parameters
     ----------
     func : callable
-        It may be of a script or a notebook.
+        It may be defined in a script or a notebook.
 
     Returns
     -------
     callable
-        `func` with one more keyword, ``env_var``: a mapping of variables to add. An exception of
-        `func` is raised by the call, with the traceback of the new process as a note; one that
-        cannot be pickled as a WorkerError.
+        `func` with one more keyword, ``env_var``: a mapping of environment variables to add. The
+        call raises an exception of `func` with the traceback of the new process as a note, or a
+        WorkerError if the exception cannot be pickled.
 
     Examples
     --------
@@ -231,7 +231,7 @@ def spawn_new_process(func: Callable[..., T]) -> Callable[..., T]:
     def call_in_new_process(
         *args: Any, env_var: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> T:
-        # What a launch would choose by itself is as it is here, unless the caller wants another.
+        # Pass on this process's thread variables, which launch would otherwise set by itself.
         variables = {name: os.environ.get(name) for name in THREAD_VARIABLES} | dict(env_var or {})
         env = {name: None if value is None else str(value) for name, value in variables.items()}
         try:
@@ -270,14 +270,14 @@ def get_default_args(func: Callable) -> dict[str, Any]:
 def deprecated(
     func_name: str = "", message: str = ""
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator: each call of the function gives a DeprecationWarning.
+    """Return a decorator that makes a function emit a DeprecationWarning at each call.
 
     Parameters
     ----------
     func_name : str, optional
-        How the warning names the function, by default the function's own name.
+        Name of the function in the warning. Default: its qualified name.
     message : str, optional
-        What to use in its place.
+        Advice on the replacement.
 
     Returns
     -------
@@ -330,24 +330,24 @@ def latency_calculate_helper(
     input_sample: Any,
     *args: Any,
 ) -> tuple[float, bool]:
-    """Return the mean duration of ``func(model, input_sample, *args)``, without extremes.
+    """Return the trimmed mean duration of ``func(model, input_sample, *args)``.
 
     Parameters
     ----------
     iterrun : int
-        Number of timed runs; two more come before them.
+        Number of timed runs, after two warm-up runs.
     baseline_time : float
-        Seconds that the call takes without acceleration.
+        Duration of the call without acceleration, in seconds.
     func : callable
     model, input_sample, *args
-        Its arguments.
+        Arguments of `func`.
 
     Returns
     -------
     latency : float
-        Milliseconds; the mean without a tenth of the runs at each end.
+        Mean duration in milliseconds, without the fastest and slowest tenth of the runs.
     complete : bool
-        False if it was given up after three runs, as they took more than four times the baseline.
+        False if it stopped after three runs, which took more than four times the baseline.
 
     Examples
     --------
@@ -373,7 +373,7 @@ def latency_calculate_helper(
 
 
 def register_suggestion(msg: str) -> None:
-    """Keep a piece of advice for the end of the program; one that is known already is not kept.
+    """Register advice to print at the end of the program; duplicates are ignored.
 
     Parameters
     ----------
@@ -385,13 +385,13 @@ def register_suggestion(msg: str) -> None:
     >>> register_suggestion("batches of 32 would be faster")  # shown when the program ends
     >>> output_suggestions()  # or now, on stderr
     """
-    atexit.unregister(output_suggestions)  # so that it is registered once
+    atexit.unregister(output_suggestions)  # register it only once
     atexit.register(output_suggestions)
     _suggestions[msg] = None
 
 
 def output_suggestions() -> None:
-    """Show what was registered on stderr, and forget it.
+    """Print the registered advice to stderr and clear it.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Helpers for modules of PyTorch, under the names of BigDL 2.x.
+"""Helpers for PyTorch modules, under the names of BigDL 2.x.
 
-They are thin: what they do is done in :mod:`bigdl.nano.pytorch.inference`.
+They are thin wrappers around :mod:`bigdl.nano.pytorch.inference`.
 """
 
 import inspect
@@ -29,16 +29,16 @@ from bigdl.nano.pytorch.inference.source import (
     trainer_loader,
 )
 
-# BigDL needs a newer one of each.
+# BigDL requires newer versions of all of them.
 TORCH_VERSION_LESS_1_10 = TORCH_VERSION_LESS_1_11 = TORCH_VERSION_LESS_1_12 = False
 TORCH_VERSION_LESS_1_13 = TORCH_VERSION_LESS_2_0 = False
 TORCHVISION_VERSION_LESS_1_12 = TORCHVISION_VERSION_LESS_1_14 = False
 
 
 def get_forward_args(model: torch.nn.Module) -> list[str]:
-    """Return names of forward's named parameters, in order.
+    """Return the names of forward's named parameters, in order.
 
-    For a model in another runtime these are the parameters of the module that it was made from.
+    For a model in another runtime these are the parameters of the original module.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def get_forward_args(model: torch.nn.Module) -> list[str]:
 
 
 def get_forward_defaults(model: torch.nn.Module) -> tuple:
-    """Return defaults of forward's last parameters, in order; empty if there are none.
+    """Return the defaults of forward's last parameters, in order; empty if there are none.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def get_forward_defaults(model: torch.nn.Module) -> tuple:
 
 
 def get_forward_annotations(model: torch.nn.Module) -> dict[str, Any]:
-    """Return annotations of forward's parameters that have one, by name.
+    """Return the annotations of forward's annotated parameters, by name.
 
     Examples
     --------
@@ -85,15 +85,15 @@ def get_forward_annotations(model: torch.nn.Module) -> dict[str, Any]:
 def get_conditional_args(
     model: torch.nn.Module, include: Any = "all", exclude: Any = ()
 ) -> list[str]:
-    """Return names of forward's parameters whose default is of a type.
+    """Return the names of forward's parameters whose defaults have certain types.
 
     Parameters
     ----------
     model : Module
     include : "all", type or tuple of type
-        Types of defaults; parameters without a default count as tensors. ``"all"`` takes any.
+        Types of defaults; parameters without a default count as tensors. ``"all"`` includes all.
     exclude : type or tuple of type
-        Types that are left out.
+        Types to exclude.
 
     Returns
     -------
@@ -137,15 +137,15 @@ def get_input_example(
     ----------
     model : Module
     input_sample : Tensor, tuple, dict, DataLoader or None
-        Of a DataLoader the first batch counts, without its targets. For None the model's
-        ``example_input_array`` is taken, or the first batch of one of its data loaders.
+        A DataLoader stands for its first batch, without targets. None uses the model's
+        ``example_input_array``, or the first batch of one of its data loaders.
     forward_args : sequence of str, optional
-        Names of the arguments that are wanted: as many values are returned at most.
+        Names of arguments; at most this many values are returned.
 
     Returns
     -------
     Tensor, tuple or dict
-        The argument if it is one, a tuple of several by position, a dict of those by name.
+        A single argument, a tuple of positional arguments, or a dict of named ones.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def get_input_example(
 
 
 def complement_input_sample(model: torch.nn.Module, input_sample: Any) -> tuple:
-    """Return the values of all of forward's arguments, defaults where the sample has none.
+    """Return the values of all of forward's arguments, with defaults for missing ones.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def complement_input_sample(model: torch.nn.Module, input_sample: Any) -> tuple:
         value = kwargs.get(parameter.name, parameter.default)
         if value is parameter.empty:
             raise UsageError(
-                f"The sample has no value for {parameter.name!r}, which has no default; give "
+                f"The sample has no value for {parameter.name!r}, which has no default; pass "
                 f"one for each of {', '.join(get_forward_args(model))}",
                 code="argument-missing",
                 argument=parameter.name,
@@ -231,19 +231,19 @@ def export_to_onnx(
     dynamic_axes: bool | Mapping = True,
     **kwargs: Any,
 ) -> None:
-    """Write a module as an ONNX file.
+    """Export a module to an ONNX file.
 
     Parameters
     ----------
     model : Module
-        Not changed.
+        Module to export; not changed.
     input_sample : Tensor, tuple, list or dict, optional
-        ``model.example_input_array`` by default.
+        Sample input. Default: ``model.example_input_array``.
     onnx_path : str or path
     dynamic_axes : bool or dict
-        Whether the first dimension of each input, or the ones named, may change.
+        True makes the first dimension of each input dynamic; a dict names dynamic axes.
     **kwargs
-        Of ``torch.onnx.export``.
+        Arguments of ``torch.onnx.export``.
 
     Raises
     ------
@@ -270,18 +270,18 @@ def jit_convert(
     jit_strict: bool = True,
     example_kwarg_inputs: Mapping | None = None,
 ) -> torch.jit.ScriptModule:
-    """Return a TorchScript of a module in evaluation mode.
+    """Convert a module in evaluation mode to TorchScript.
 
     Parameters
     ----------
     model : Module
-        Not changed.
+        Module to convert; not changed.
     input_sample : Tensor, tuple, list or dict, optional
-        Needed for tracing.
+        Sample input, required for tracing.
     jit_method : {"trace", "script"}, optional
-        None traces, and scripts what cannot be traced.
+        None traces the module, or scripts it if tracing fails.
     jit_strict : bool
-        Of ``torch.jit.trace``.
+        Argument ``strict`` of ``torch.jit.trace``.
     example_kwarg_inputs : mapping, optional
         Keyword arguments of the sample.
 
@@ -330,16 +330,16 @@ def _traced(
             "tracing needs input_sample", code="argument-missing", argument="input_sample"
         )
     inputs: dict[str, Any] = {"example_inputs": args}
-    if kwargs:  # a trace takes all by position or all by name
+    if kwargs:  # torch.jit.trace takes all arguments by position or all by name
         named = dict(zip(get_forward_args(model), args, strict=False))
         inputs = {"example_kwarg_inputs": {**named, **kwargs}}
     return torch.jit.trace(model, **inputs, strict=strict, check_trace=False)
 
 
 def patch_attrs_from_model_to_object(model: torch.nn.Module, instance: Any) -> None:
-    """Set a module's public attributes and methods, but for every module's, on another object.
+    """Copy a module's public attributes, except those of every module, to another object.
 
-    What the object has already stays.
+    Existing attributes of the object stay.
 
     Examples
     --------
@@ -362,7 +362,7 @@ def generate_channels_last_available(inputs: Sequence[Any]) -> list[str]:
     Parameters
     ----------
     inputs : sequence
-        Tensors; anything else counts as ``"original"``.
+        Tensors; other values yield ``"original"``.
 
     Examples
     --------
@@ -376,14 +376,12 @@ def generate_channels_last_available(inputs: Sequence[Any]) -> list[str]:
 
 
 def apply_proper_channels_last(flag: str, input_item: Any) -> Any:
-    """Return a tensor in the layout that `flag` names, which is one of the above.
-
-    What is no tensor comes back as it is.
+    """Return a tensor in the memory layout that `flag` names; other values stay unchanged.
 
     Raises
     ------
     UsageError
-        If there is no such layout.
+        If the layout is unknown.
 
     Examples
     --------
@@ -400,7 +398,7 @@ def apply_proper_channels_last(flag: str, input_item: Any) -> Any:
 
 
 class MetaData:
-    """The nesting of a model's outputs. The spelling of its names is the old one.
+    """Nesting of a model's outputs, under the misspelled names of BigDL 2.x.
 
     Examples
     --------
@@ -413,14 +411,14 @@ class MetaData:
 
     @staticmethod
     def construct_matadata(outputs: Any) -> Structure:
-        """Return the nesting of the tensors of `outputs`; ``to_json`` writes it."""
+        """Return the nesting of the tensors in `outputs`, which ``to_json`` serializes."""
         return flatten(outputs)[1]
 
     @staticmethod
     def reconstruct_output(outputs: Sequence[Any], metadata: Structure) -> Any:
-        """Nest a flat sequence of tensors or ndarrays, as `metadata` says.
+        """Nest a flat sequence of tensors or ndarrays according to `metadata`.
 
-        One tensor may be given without a sequence around it.
+        A single tensor need not be in a sequence.
         """
         single = not isinstance(outputs, (list, tuple))
         return metadata.rebuild([outputs] if single else outputs)

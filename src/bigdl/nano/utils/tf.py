@@ -1,4 +1,4 @@
-"""Helpers for models of Keras, under the names of BigDL 2.x."""
+"""Helpers for Keras models, under the names of BigDL 2.x."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,9 +21,9 @@ KERAS_VERSION_LESS_2_9 = KERAS_VERSION_LESS_2_10 = False
 
 
 def patch_attrs(target: Any, source: keras.Model) -> Any:
-    """Set the public attributes and methods that a user has given a model on another object.
+    """Copy the public attributes and methods that a user added to a model to another object.
 
-    What the object has already stays.
+    Existing attributes of the object stay.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ def patch_attrs(target: Any, source: keras.Model) -> Any:
 
 
 def patch_compiled(target: keras.Model, source: keras.Model) -> keras.Model:
-    """Compile a model for evaluation as another was, with losses and metrics of its own.
+    """Compile `target` for evaluation like `source`, with copies of its losses and metrics.
 
     Parameters
     ----------
     target : keras.Model
     source : keras.Model
-        One that was not compiled leaves `target` as it is.
+        If it was not compiled, `target` stays unchanged.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def patch_compiled(target: keras.Model, source: keras.Model) -> keras.Model:
 
 
 def patch_compiled_and_attrs(target: keras.Model, source: keras.Model) -> keras.Model:
-    """:func:`patch_compiled` and :func:`patch_attrs`.
+    """Call :func:`patch_compiled` and :func:`patch_attrs`.
 
     Examples
     --------
@@ -99,9 +99,9 @@ def patch_compiled_and_attrs(target: keras.Model, source: keras.Model) -> keras.
 
 
 class MultiprocessingBackend:
-    """Runs a function in fresh processes of this machine.
+    """Backend that runs a function in new processes of this machine.
 
-    :func:`bigdl.runtime.launch.launch` says how they start and end.
+    See :func:`bigdl.runtime.launch.launch` for how they start and end.
 
     Examples
     --------
@@ -111,7 +111,7 @@ class MultiprocessingBackend:
     """
 
     def setup(self) -> None:
-        """Nothing has to be prepared."""
+        """Do nothing; the backend needs no preparation."""
 
     def run(
         self,
@@ -120,16 +120,17 @@ class MultiprocessingBackend:
         nprocs: int = 1,
         envs: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
-        """Call a function in every process and return the results in their order.
+        """Call a function in every process and return the results in rank order.
 
         Parameters
         ----------
         target : callable
-            ``target(*args)``; it may be of a script or a notebook.
+            Function called as ``target(*args)``; it may be defined in a script or a notebook.
         args : iterable
         nprocs : int
+            Number of processes.
         envs : sequence of mappings, optional
-            Additions to the environment, one for each process.
+            Environment variables to add, one mapping per process.
 
         Returns
         -------
@@ -138,7 +139,7 @@ class MultiprocessingBackend:
         Raises
         ------
         UsageError
-            If there is not one of `envs` for every process.
+            If the length of `envs` is not `nprocs`.
         WorkerError
             If `target` raised.
         """
@@ -151,7 +152,7 @@ class MultiprocessingBackend:
         return launch(_call, nprocs, (target, tuple(args), envs))
 
     def shutdown(self) -> None:
-        """No process is left after a run."""
+        """Do nothing; no process remains after a run."""
 
 
 def _call(rank: int, target: Callable, args: tuple, envs: Sequence[Mapping] | None) -> Any:
@@ -167,9 +168,9 @@ def as_dataset(x: Any, y: Any = None, batch_size: int | None = None) -> tf.data.
     ----------
     x : array, tensor, nest of them, or tf.data.Dataset
     y : array, tensor, nest of them, or tf.data.Dataset, optional
-        Of the same kind as `x`.
+        Targets; a dataset if and only if `x` is one.
     batch_size : int, optional
-        Rows of an element; by default elements are single rows, and those of a dataset stay.
+        Rows of an element. Default: single rows; elements of a dataset stay as they are.
 
     Returns
     -------
@@ -178,7 +179,7 @@ def as_dataset(x: Any, y: Any = None, batch_size: int | None = None) -> tf.data.
     Raises
     ------
     UsageError
-        If `x` and `y` are of different kinds or have different numbers of rows.
+        If only one of `x` and `y` is a dataset, or their numbers of rows differ.
 
     Examples
     --------
@@ -191,9 +192,9 @@ def as_dataset(x: Any, y: Any = None, batch_size: int | None = None) -> tf.data.
     both = (x,) if y is None else (x, y)
     are_datasets = [isinstance(each, tf.data.Dataset) for each in both]
     if len(set(are_datasets)) > 1:
-        kinds = " and ".join(type(each).__name__ for each in both)
+        types = " and ".join(type(each).__name__ for each in both)
         raise UsageError(
-            f"x and y must both be arrays or both be datasets, got {kinds}",
+            f"x and y must both be arrays or both be datasets, got {types}",
             code="argument-conflict",
             argument="y",
         )
@@ -202,7 +203,9 @@ def as_dataset(x: Any, y: Any = None, batch_size: int | None = None) -> tf.data.
     else:
         rows = sorted({len(leaf) for leaf in tf.nest.flatten(both)})
         if len(rows) > 1:
-            raise UsageError(f"x and y must have as many rows, got {rows}", code="data-shape")
+            raise UsageError(
+                f"x and y must have the same number of rows, got {rows}", code="data-shape"
+            )
         dataset = tf.data.Dataset.from_tensor_slices(both if y is not None else x)
     return dataset if batch_size is None else dataset.batch(batch_size)
 

@@ -1,4 +1,4 @@
-"""Search spaces, and decorators that let classes and functions take them."""
+"""Search spaces, and decorators for classes and functions that take them as arguments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,18 +11,18 @@ __all__ = ["args", "func", "obj", "plmodel", "space", "tfmodel"]
 
 
 def tfmodel(**defaults: Any) -> Callable[[type], type]:
-    """Decorate a subclass of ``keras.Model``, so that it can be searched.
+    """Decorate a subclass of ``keras.Model`` so that it can be searched.
 
     Parameters
     ----------
     **defaults
-        Arguments for models that are constructed without them: values or spaces.
+        Default arguments of the model: values or spaces.
 
     Returns
     -------
     callable
-        Returns the class itself. Constructed with spaces, it gives an object with ``compile``,
-        ``search``, ``fit`` and all else of :class:`bigdl.nano.automl.tf.keras.Model`.
+        Decorator that returns the class. Constructed with spaces, the class returns an object with
+        the methods of :class:`bigdl.nano.automl.tf.keras.Model`, e.g. ``search`` and ``fit``.
 
     Raises
     ------
@@ -46,15 +46,15 @@ def tfmodel(**defaults: Any) -> Callable[[type], type]:
     >>> model = Classifier(units=space.Categorical(8, 16))  # with compile, search and fit
     >>> type(model).__name__
     'SearchableClass'
-    >>> Classifier(8).hidden.units  # without a space it is the model itself
+    >>> Classifier(8).hidden.units  # without a space, an ordinary model
     8
     """
     from bigdl.nano.automl.tf.keras import SearchableClass
     from bigdl.nano.automl.tf.substitutes import with_real_layers
 
     model = require("keras", "tf").Model
-    said = "hpo.tfmodel decorates a subclass of keras.Model"
-    decorate = class_decorator(said, model, defaults, SearchableClass)
+    usage = "hpo.tfmodel decorates a subclass of keras.Model"
+    decorate = class_decorator(usage, model, defaults, SearchableClass)
 
     def with_layers(cls: type) -> type:
         changed: Any = decorate(cls)

@@ -1,4 +1,4 @@
-"""Samplers and pruners by name, and an object that makes studies of them."""
+"""Optuna samplers, pruners and studies for a search, created by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["OptunaBackend", "PrunerType", "SamplerType", "create_hpo_backend"]
 
 
 class OptunaBackend:
-    """Makes the parts of a search by Optuna.
+    """Factory of the Optuna components of a search.
 
     Examples
     --------
@@ -58,19 +58,19 @@ class OptunaBackend:
 
     @staticmethod
     def instantiate(trial: Any, obj: Any) -> Any:
-        """Return an object with what a trial proposes in the places of its spaces.
+        """Replace the search spaces in an object with the suggestions of a trial.
 
         Parameters
         ----------
         trial : optuna.trial.Trial
         obj : object
-            An AutoObject, a space, or a container with any of them.
+            An AutoObject, a space, or a container of them.
         """
         return suggested(obj, trial)
 
 
 def create_hpo_backend() -> OptunaBackend:
-    """Return an object that makes the parts of a search.
+    """Return an :class:`OptunaBackend`, which creates the components of a search.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Search spaces, to be given in the place of values.
+"""Search spaces, used as arguments instead of values.
 
-``Dense(units=space.Int(8, 64))`` says that a search may choose the units. A space is reported under
-the name of its argument, here ``units``, with the value that was chosen. Where two layers have such
-an argument the second is ``units_2``; with ``prefix="dense_1"`` it is ``dense_1:units``.
+``Dense(units=space.Int(8, 64))`` lets a search choose the units. A trial reports the parameter
+under the name of the argument, here ``units``. A second argument with the same name is ``units_2``;
+with ``prefix="dense_1"`` it is ``dense_1:units``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _REPORTABLE = (str, int, float, bool, type(None))
 
 
 class Space(SearchableValue):
-    """Values of which a search chooses one.
+    """Base class of search spaces: sets of values from which a search chooses one.
 
     Attributes
     ----------
     prefix : str or None
-        Begin of the names of its parameters.
+        Prefix of the names of its parameters.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class Space(SearchableValue):
 
 
 class SimpleSpace(Space, Domain):
-    """A space that is one parameter of a trial, which has the value that is reported.
+    """Base class of spaces that are a single parameter of a trial.
 
     Examples
     --------
@@ -68,34 +68,34 @@ class SimpleSpace(Space, Domain):
 
     @property
     def cs(self) -> BaseDistribution:
-        """The distribution of Optuna."""
+        """The Optuna distribution."""
         return self.distribution
 
     @property
     @abc.abstractmethod
     def default_parameter(self) -> Any:
-        """The default as it is reported."""
+        """Default value as reported by a trial."""
 
     @property
     @abc.abstractmethod
     def grid(self) -> list[Any]:
-        """All values as they are reported."""
+        """All values of the space as reported by trials."""
 
 
 class Categorical(SimpleSpace):
-    """One of several choices, the first by default.
+    """A choice among several values, the first by default.
 
     Parameters
     ----------
     *choices
-        Numbers, strings or other objects, or spaces, of which the chosen one is searched too. One
-        list is the list of the choices.
+        Numbers, strings, other objects or spaces; a chosen space is searched, too. A single list is
+        the list of choices.
     prefix : str, optional
 
     Notes
     -----
-    A parameter is reported as the choice itself. A choice that is no number, string, bool or None
-    is reported as its ``repr``.
+    Trials report numbers, strings, bools and None as they are, and other choices as their
+    ``repr``.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class Categorical(SimpleSpace):
 
     def value(self, parameter: Any) -> Any:
         for label, choice in zip(self.labels, self.choices, strict=True):
-            # A choice may be given as another type, as 1 for 1.0, or itself in place of its name.
+            # Accept equal values of other types, as 1 for 1.0, and the choice instead of its label.
             if label == parameter or choice is parameter:
                 return choice
         raise UsageError(
@@ -154,15 +154,16 @@ class Categorical(SimpleSpace):
 
 
 class Real(SimpleSpace, Number):
-    """A number between two bounds.
+    """A floating-point number between two bounds.
 
     Parameters
     ----------
     lower, upper : float
+        Bounds of the number.
     default : float, optional
-        The lower bound if it is not given.
+        Default value. Default: the lower bound.
     log : bool
-        True if orders of magnitude are equally likely; for rates, for example.
+        Sample the logarithm uniformly; use it for values such as learning rates.
     prefix : str, optional
 
     Examples
@@ -209,16 +210,17 @@ class Real(SimpleSpace, Number):
 
 
 class Int(Real):
-    """An integer between two bounds, both of which are possible.
+    """An integer between two bounds, both included.
 
     Parameters
     ----------
     lower, upper : int
+        Bounds of the number.
     default : int, optional
-        The lower bound if it is not given.
+        Default value. Default: the lower bound.
     prefix : str, optional
     log : bool
-        True if orders of magnitude are equally likely.
+        Sample the logarithm uniformly.
 
     Examples
     --------
@@ -242,12 +244,12 @@ class Int(Real):
 
 
 class Bool(Categorical):
-    """True or False.
+    """A choice between True and False.
 
     Parameters
     ----------
     default : bool, optional
-        False if it is not given.
+        Default value. Default: False.
     prefix : str, optional
 
     Examples
@@ -271,12 +273,12 @@ class Bool(Categorical):
 
 
 class NestedSpace(Space):
-    """A space whose parts are parameters.
+    """Base class of containers whose elements may be search spaces.
 
     Attributes
     ----------
     data : list or dict
-        The parts: spaces or other values.
+        Elements: spaces or other values.
 
     Examples
     --------
@@ -306,12 +308,12 @@ class NestedSpace(Space):
 
 
 class List(NestedSpace):
-    """A list of which some elements are spaces.
+    """A list whose elements may be search spaces.
 
     Parameters
     ----------
     *spaces
-        Spaces or other values. An element's name ends in its place: ``units▁0``.
+        Spaces or other values. The parameter name of an element ends in its index: ``units▁0``.
     prefix : str, optional
 
     Examples
@@ -334,12 +336,12 @@ class List(NestedSpace):
 
 
 class Dict(NestedSpace):
-    """A dict of which some values are spaces.
+    """A dict whose values may be search spaces.
 
     Parameters
     ----------
     **spaces
-        Spaces or other values. A value's name ends in its key: ``options▁depth``.
+        Spaces or other values. The parameter name of a value ends in its key: ``options▁depth``.
 
     Examples
     --------
@@ -359,7 +361,7 @@ class Dict(NestedSpace):
 
 
 def _labels(choices: Sequence[Any]) -> list[Any]:
-    """Return the choices where they can be reported and told apart, else names for them."""
+    """Return reportable labels of the choices, which are unique."""
     labels: list[Any] = []
     for each in choices:
         label = each if type(each) in _REPORTABLE and each not in labels else _name(each)

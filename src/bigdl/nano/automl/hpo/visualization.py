@@ -1,7 +1,7 @@
 """Charts of a study: the functions of ``optuna.visualization``.
 
-Where Plotly is installed a chart is a Plotly figure, elsewhere Matplotlib's axes. Parameters may be
-given under the names of BigDL 2.x, which ended in ``▁choice`` where a space was categorical.
+Charts are Plotly objects if Plotly is installed, else Matplotlib axes. Parameters may have the
+names of BigDL 2.x, which end in ``▁choice`` for categorical spaces.
 """
 
 import functools
@@ -18,7 +18,7 @@ _OLD_ENDING = f"{SPLITTER}choice"
 
 
 def is_available() -> bool:
-    """Return True if charts can be drawn: Plotly or Matplotlib is installed.
+    """Return True if Plotly or Matplotlib is installed, so that charts can be drawn.
 
     Examples
     --------
@@ -31,20 +31,20 @@ def is_available() -> bool:
 
 def _chart(name: str, arguments: str = "study") -> Callable[..., Any]:
     def plot(study: Any, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(_todays_names(value) for value in args)
+        args = tuple(_current_names(value) for value in args)
         if "params" in kwargs:
-            kwargs["params"] = _todays_names(kwargs["params"])
+            kwargs["params"] = _current_names(kwargs["params"])
         with without_experimental_warnings():
             return getattr(_library(), name)(study, *args, **kwargs)
 
     plot.__name__ = plot.__qualname__ = name
-    plot.__doc__ = f"""As ``optuna.visualization.{name}``.
+    plot.__doc__ = f"""Draw the chart of ``optuna.visualization.{name}``.
 
     Parameters
     ----------
     study : optuna.Study
     *args, **kwargs
-        Of Optuna's function.
+        Further arguments of Optuna's function.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def _chart(name: str, arguments: str = "study") -> Callable[..., Any]:
     >>> from bigdl.tuning import open_study, run_trials
     >>> def objective(trial):
     ...     x, y = trial.suggest_float("x", -1, 1), trial.suggest_int("y", 1, 3)
-    ...     trial.report(abs(x), step=0)  # of the first epoch
+    ...     trial.report(abs(x), step=0)  # the metric of the first epoch
     ...     return x * x / y
     >>> study = open_study()
     >>> run_trials(study, objective, n_trials=5)
@@ -73,11 +73,11 @@ def _library() -> Any:
     return require("optuna.visualization.matplotlib", "automl")
 
 
-def _todays_names(value: Any) -> Any:
+def _current_names(value: Any) -> Any:
     if isinstance(value, str):
         return value.removesuffix(_OLD_ENDING)
     if isinstance(value, (list, tuple)):
-        return [_todays_names(each) for each in value]
+        return [_current_names(each) for each in value]
     return value
 
 

@@ -1,4 +1,4 @@
-"""Searching the hyper-parameters of Keras models."""
+"""Hyper-parameter search for Keras models."""
 
 from bigdl.common.errors import require
 

@@ -1,4 +1,4 @@
-"""Keras models that are searched before they are trained."""
+"""Searchable Keras models: the hyper-parameters are searched before training."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -18,23 +18,23 @@ from bigdl.tuning.spaces import Lazy, holds_lazy
 __all__ = ["Model", "Searchable", "SearchableClass", "Sequential"]
 
 
-class _ModelStandIn(ModelPlaceholder):
-    """An object of the class of the model that it stands for, once that is made."""
+class _ModelProxy(ModelPlaceholder):
+    """Proxy of a model that becomes an instance of the model's class once it is built."""
 
     _model: Any = None
 
     __class__ = property(lambda self: type(self) if self._model is None else type(self._model))
 
 
-class Searchable(_ModelStandIn, Searcher):
-    """A Keras model with search spaces, and everything a Keras model has once they are chosen.
+class Searchable(_ModelProxy, Searcher):
+    """A Keras model with search spaces that delegates to the real model once they are chosen.
 
-    Arguments of layers, of :meth:`compile` and of the training may be spaces of
+    Arguments of layers, of :meth:`compile` and of :meth:`fit` may be spaces of
     :mod:`bigdl.nano.automl.hpo.space`. :meth:`search` tries values for them; :meth:`end_search`
-    makes the best model, or :meth:`fit` does, which trains it. From then on ``predict``,
-    ``evaluate``, ``save`` and all else are the model's own, public attributes that are set are set
-    on it, and the object is an instance of its class. What takes a Keras model in BigDL takes this
-    object at any time, and makes the model if it was not.
+    builds the best model, or :meth:`fit` builds and trains it. From then on the object is an
+    instance of the model's class and delegates ``predict``, ``evaluate``, ``save`` and all other
+    public attributes to it. BigDL functions that take a Keras model accept this object at any time,
+    and build the model if necessary.
 
     Examples
     --------
@@ -58,15 +58,16 @@ class Searchable(_ModelStandIn, Searcher):
         self._recipe = recipe
         self._compiled_with: dict[str, Any] = {}
         self._fit_spaces: dict[str, Any] = {}
-        self._fit_settled: dict[str, Any] = {}
+        self._fit_chosen: dict[str, Any] = {}
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Record how the model is compiled in each trial.
+        """Record the arguments of ``compile`` for each trial.
 
         Parameters
         ----------
         *args, **kwargs
-            Of ``keras.Model.compile``; values may be spaces, and an optimizer may be lazy.
+            Arguments of ``keras.Model.compile``. Values may be spaces, and an optimizer may be
+            lazy.
         """
         bound = inspect.signature(keras.Model.compile).bind(None, *args, **kwargs).arguments
         self._compiled_with = {name: value for name, value in bound.items() if name != "self"}
@@ -80,32 +81,32 @@ class Searchable(_ModelStandIn, Searcher):
         target_metric_mode: str = "last",
         **kwargs: Any,
     ) -> None:
-        """Train models with different hyper-parameters, by Optuna.
+        """Search hyper-parameters with Optuna by training a model per trial.
 
         Parameters
         ----------
         resume : bool
-            Go on with the study ``study_name`` of the storage, or with the last search of this
-            model where there is no storage. Finished trials are kept; those that a killed search
-            was at are tried again.
+            Resume the study ``study_name`` of the storage, or without a storage the last search of
+            this model. Finished trials are kept; trials interrupted by a killed search run again.
         target_metric : str, optional
-            A key of the training's history. By default the first metric of :meth:`compile`, else
-            the loss; that of the validation where there is one.
+            A key of the training's history. Default: the first metric of :meth:`compile`, or the
+            loss; with a validation, its validation metric.
         n_parallels : int
-            Trials at the same time: in processes with a storage, in threads without one.
+            Number of concurrent trials: in processes with a storage, in threads without one.
         target_metric_mode : {"last", "max", "min", "auto"}
-            Of which epoch the metric is; ``"auto"`` is the best by the direction.
+            Value to use: that of the last epoch, or the largest or smallest one. ``"auto"`` uses
+            the best one for the direction.
         **kwargs
-            Of ``fit``: values may be spaces. Of the study: ``storage``, ``study_name``,
-            ``load_if_exists``, ``direction``, ``sampler`` and ``pruner`` (a name of
-            :mod:`bigdl.nano.automl.hpo.backend` or an object of Optuna), ``sampler_kwargs``,
-            ``pruner_kwargs``. Of its run: ``n_trials``, ``timeout`` (seconds), ``n_jobs``
+            Arguments of ``fit``, whose values may be spaces. Arguments of the study: ``storage``,
+            ``study_name``, ``load_if_exists``, ``direction``, ``sampler`` and ``pruner`` (a name
+            from :mod:`bigdl.nano.automl.hpo.backend` or an Optuna object), ``sampler_kwargs``,
+            ``pruner_kwargs``. Arguments of its run: ``n_trials``, ``timeout`` (seconds), ``n_jobs``
             (threads), ``catch``, ``tune_callbacks``, ``gc_after_trial``, ``show_progress_bar``.
 
         Raises
         ------
         UsageError
-            If an argument is wrong, or nothing can be searched.
+            If an argument is invalid, or there are no search spaces.
 
         Examples
         --------
@@ -140,18 +141,18 @@ class Searchable(_ModelStandIn, Searcher):
 
     def end_search(self, use_trial_id: int = -1) -> keras.Model:
         made = with_config(self._subject(self._fit_spaces), self._trial(use_trial_id).params)
-        self._fit_settled = made["fit"]
+        self._fit_chosen = made["fit"]
         self._model = compiled(made)
         return self._model
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Train the best model, or the model if it has no spaces.
+        """Train the best model, or the model itself if it has no spaces.
 
         Parameters
         ----------
         *args, **kwargs
-            Of ``keras.Model.fit``. What was a space in :meth:`search` is what the best trial had,
-            unless it is given.
+            Arguments of ``keras.Model.fit``. Arguments that were spaces in :meth:`search` default
+            to the values of the best trial.
 
         Returns
         -------
@@ -167,20 +168,20 @@ class Searchable(_ModelStandIn, Searcher):
         arguments = bound.arguments
         arguments.pop("self")
         arguments |= arguments.pop("kwargs", {})
-        unsettled = [name for name, value in arguments.items() if holds_lazy(value)]
-        for name in unsettled:
-            if name not in self._fit_settled:
+        lazy_names = [name for name, value in arguments.items() if holds_lazy(value)]
+        for name in lazy_names:
+            if name not in self._fit_chosen:
                 raise UsageError(
-                    f"fit has search spaces that no search has chosen: {name}; give it to search, "
-                    "or give a value",
+                    f"fit has search spaces that no search has chosen: {name}; pass it to search, "
+                    "or pass a value",
                     code="search-space",
                     argument=name,
                 )
             del arguments[name]
-        return model.fit(**self._fit_settled | arguments)
+        return model.fit(**self._fit_chosen | arguments)
 
     def to_yaml(self, **kwargs: Any) -> str:
-        """Keras 3 has none; raises a UsageError that names ``to_json``."""
+        """Raise a UsageError that recommends ``to_json``, since Keras 3 has no YAML."""
         raise UsageError(
             "Keras 3 writes no YAML; use to_json(), which keras.models reads", code="unsupported"
         )
@@ -191,7 +192,7 @@ class Searchable(_ModelStandIn, Searcher):
         Parameters
         ----------
         dynamic_batch : bool
-            Whether the number of rows is left open.
+            True if the batch dimension is dynamic.
 
         Returns
         -------
@@ -212,13 +213,13 @@ class Searchable(_ModelStandIn, Searcher):
         return ([specs[0] if single else specs], {})
 
     def __getattr__(self, name: str) -> Any:
-        # Only for what is not found otherwise. Python asks for some names before `__init__`.
+        # Python may look up names before `__init__`, e.g. while unpickling.
         made = vars(self).get("_model")
         is_hidden = name.startswith("__" if made is not None else "_")
         if made is not None and not is_hidden:
             return getattr(made, name)
-        is_begun = "_recipe" in vars(self)
-        if is_hidden or not is_begun or not hasattr(keras.Sequential, name):
+        is_initialized = "_recipe" in vars(self)
+        if is_hidden or not is_initialized or not hasattr(keras.Sequential, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self._has_spaces():
             raise UsageError(
@@ -229,14 +230,14 @@ class Searchable(_ModelStandIn, Searcher):
         return getattr(self._resolve(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_own = name.startswith("_") or self._model is None or hasattr(type(self), name)
-        if is_own:
+        is_local = name.startswith("_") or self._model is None or hasattr(type(self), name)
+        if is_local:
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Copies and pickles of what is a model are models.
+        # Once built, copies and pickles are those of the real model.
         if self._model is None:
             return super().__reduce_ex__(protocol)
         return self._model.__reduce_ex__(protocol)
@@ -251,8 +252,7 @@ class Searchable(_ModelStandIn, Searcher):
             self.end_search()
         elif self._has_spaces():
             raise UsageError(
-                "The model has search spaces; call search before fit, or give values in their "
-                "places",
+                "The model has search spaces; call search before fit, or pass values instead",
                 code="state",
             )
         else:
@@ -277,7 +277,7 @@ class Sequential(Searchable):
     Parameters
     ----------
     layers : list, optional
-        Layers of Keras, or lazy ones.
+        Keras layers or lazy layers.
     name : str, optional
 
     Examples
@@ -310,10 +310,10 @@ class Sequential(Searchable):
         super().__init__(recipe)
 
     def add(self, layer: Any) -> None:
-        """Put a layer on top."""
+        """Add a layer on top of the stack."""
         if not (isinstance(layer, Lazy) or _is_layer(layer)):
             raise UsageError(
-                f"A layer of Keras can be added, not {layer!r}",
+                f"layer must be a Keras layer, not {layer!r}",
                 code="argument-type",
                 argument="layer",
             )
@@ -321,7 +321,7 @@ class Sequential(Searchable):
         self._model = None
 
     def pop(self) -> Any:
-        """Take the last layer away; returns it."""
+        """Remove the last layer and return it."""
         if not self._stack:
             raise UsageError("There are no layers in the model", code="state")
         self._model = None
@@ -334,9 +334,9 @@ class Model(Searchable):
     Parameters
     ----------
     inputs : KerasTensor, or a nested structure of them
-        Of ``Input``.
+        Results of ``Input``.
     outputs : AutoObject or KerasTensor, or a nested structure of them
-        What layers were called with.
+        Results of layers.
     name : str, optional
 
     Examples
@@ -368,13 +368,13 @@ class Model(Searchable):
 
 
 class SearchableClass(Searchable):
-    """An object of a subclass of ``keras.Model``, whose arguments may be search spaces.
+    """A model of a ``keras.Model`` subclass whose arguments may be search spaces.
 
     Parameters
     ----------
     cls : type
     *args, **kwargs
-        Its arguments.
+        Arguments of the class.
 
     Examples
     --------
@@ -398,12 +398,12 @@ class SearchableClass(Searchable):
 
 
 def _is_layer(value: Any) -> bool:
-    """Return True if a value is a layer of Keras, or something that becomes one."""
+    """Return True if a value is a Keras layer or a symbolic tensor."""
     return isinstance(value, (keras.layers.Layer, keras.KerasTensor))
 
 
 def _holds_layers(value: Any) -> bool:
-    """Return True if a value holds layers that exist already, which trials must not share."""
+    """Return True if a value holds existing layers, which trials must not share."""
     seen: set[int] = set()
 
     def holds(part: Any) -> bool:
@@ -421,12 +421,12 @@ def _holds_layers(value: Any) -> bool:
 
 
 def _unbuilt(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Return a copy of a layer that is not built: the shapes of one trial are not another's."""
+    """Return the layer, or an unbuilt copy of a built one, so that trials do not share shapes."""
     return layer if layer.built else type(layer).from_config(layer.get_config())
 
 
 def _made(name: str, /, *, cloned: bool, **arguments: Any) -> Any:
-    """Return a model of Keras, or one with the same weights that is trained in its place."""
+    """Build a Keras model; with `cloned`, return a clone with the same weights."""
     model = getattr(models, name)(**arguments)
     if not cloned:
         return model

@@ -1,4 +1,4 @@
-"""One trial of a Keras model: its target, its reports to a pruner, and the objective."""
+"""Trials of a Keras model: target metric, reports to a pruner, and objective."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _VALIDATION = "val_"
 
 @dataclass(frozen=True)
 class Target:
-    """A figure of the training's history.
+    """The metric that a search optimizes.
 
     Attributes
     ----------
     name : str
-        Its key.
+        Key in the training's history.
     direction : {"minimize", "maximize"}
     mode : {"last", "max", "min"}
-        Of which epoch it is.
+        Value to use: that of the last epoch, or the largest or smallest one.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Target:
         compiled: Mapping[str, Any],
         fit: Mapping[str, Any],
     ) -> Target:
-        """Check what a user asks for.
+        """Return the checked target for a user's arguments.
 
         Parameters
         ----------
@@ -69,7 +69,7 @@ class Target:
         Raises
         ------
         UsageError
-            If it makes no sense.
+            If the metric, mode or direction is invalid.
         """
         directions = study.get("directions") or []
         names = name if isinstance(name, list | tuple) else [name]
@@ -95,12 +95,12 @@ class Target:
         return cls(name, direction, mode)
 
     def of_history(self, history: Mapping[str, Sequence[float]]) -> float:
-        """Return the figure of a training.
+        """Return the metric's value from the history of a training.
 
         Raises
         ------
         UsageError
-            If the history does not have it.
+            If the history does not have the metric.
         """
         if self.name not in history:
             raise UsageError(
@@ -115,7 +115,7 @@ class Target:
 
 
 def _names(compiled: Mapping[str, Any]) -> list[str] | None:
-    """Keys of the compiled metrics; None where outputs have metrics of their own."""
+    """Return the names of the compiled metrics, or None if they are set per output."""
     metrics = compiled.get("metrics") or []
     if not isinstance(metrics, (list, tuple)):
         metrics = [metrics]
@@ -187,22 +187,22 @@ def _direction(name: str, direction: Any) -> str:
 # Pruning ------------------------------------------------------------------------------------------
 
 Pruning = Callable[[float, int], bool]
-"""Reports the figure of an epoch, and returns True if the trial is to be ended."""
+"""Function that reports the metric of an epoch and returns True to prune the trial."""
 
 
 class _EpochReports(keras.callbacks.Callback):
-    """Reports each epoch, and ends the training of a trial that is to be pruned.
+    """Callback that reports each epoch and stops the training of a pruned trial.
 
     Parameters
     ----------
     should_prune : callable
-        Of :func:`pruning_of`.
+        Function from :func:`pruning_of`.
     metric : str
 
     Attributes
     ----------
     epochs : int
-        How many there were.
+        Number of finished epochs.
     pruned : bool
     """
 
@@ -213,27 +213,27 @@ class _EpochReports(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.epochs = epoch + 1
-        figure = (logs or {}).get(self._metric)
-        if figure is not None and self._should_prune(float(figure), epoch):
+        value = (logs or {}).get(self._metric)
+        if value is not None and self._should_prune(float(value), epoch):
             self.pruned = self.model.stop_training = True
 
 
 @contextmanager
 def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
-    """Give the function by which a trial's epochs are reported.
+    """Yield a function that reports an epoch's metric to a trial and returns True to prune it.
 
     Parameters
     ----------
     trial : optuna.trial.Trial
     in_processes : bool
-        The function is sent to another process of this machine and called there. There is no
-        trial in that process: its study may be in this process's memory. A server of XML-RPC
-        answers its calls. It is bound to the loopback address, refuses whoever does not know the
-        random path in its address, and ends with the trial, and so with the search.
+        The function is sent to another process of this machine and called there. It calls back
+        into this process, which has the trial and perhaps its in-memory study, over XML-RPC. The
+        XML-RPC server listens on the loopback address, requires the secret random path in its URL,
+        and stops with the trial.
     """
 
-    def should_prune(figure: Any, epoch: Any) -> bool:
-        trial.report(figure, epoch)
+    def should_prune(value: Any, epoch: Any) -> bool:
+        trial.report(value, epoch)
         return trial.should_prune()
 
     if not in_processes:
@@ -250,16 +250,18 @@ def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
-            yield functools.partial(_ask, f"http://127.0.0.1:{server.server_address[1]}{path}")
+            yield functools.partial(
+                _report_remotely, f"http://127.0.0.1:{server.server_address[1]}{path}"
+            )
         finally:
             server.shutdown()
             thread.join()
 
 
-def _ask(address: str, figure: float, epoch: int) -> Any:
-    """Call the function of the process that has the trial."""
+def _report_remotely(address: str, value: float, epoch: int) -> Any:
+    """Report an epoch's metric to the process of the trial."""
     with ServerProxy(address) as process:
-        return process.should_prune(figure, epoch)
+        return process.should_prune(value, epoch)
 
 
 # The objective ------------------------------------------------------------------------------------
@@ -267,14 +269,14 @@ def _ask(address: str, figure: float, epoch: int) -> Any:
 
 @dataclass(frozen=True)
 class KerasObjective:
-    """Makes a model with what a trial proposes, trains it, and returns its figure.
+    """Objective that builds a trial's model, trains it, and returns the target metric.
 
-    It is shipped to the processes of a parallel search.
+    Processes of a parallel search receive it pickled.
 
     Attributes
     ----------
     subject : dict
-        What is lazy: the ``model``, and the arguments of ``compile`` and ``fit``.
+        The lazy ``model``, and the arguments of ``compile`` and ``fit``.
     target : Target
     """
 
@@ -296,30 +298,30 @@ class KerasObjective:
 
 
 def _copies(callbacks: Any) -> list[Any]:
-    """Callbacks of one trial: a callback knows its model, and trials may run at the same time."""
+    """Return copies of the callbacks for one trial, since concurrent trials must not share them."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     each_callback = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     originals = [each for each in each_callback if each is not None]
-    # The models that they were used with before are not copied.
+    # Do not copy the models that the callbacks were used with before.
     models = {id(getattr(each, "_model", None)): None for each in originals}
-    sentence = "Each trial has copies of the callbacks, but one cannot be copied"
-    with as_usage_error(sentence, "; give callbacks that were not used before", code="model-copy"):
+    sentence = "Each trial needs copies of the callbacks, but one cannot be copied"
+    with as_usage_error(sentence, "; pass callbacks that were not used before", code="model-copy"):
         return copy.deepcopy(originals, models)
 
 
 def compiled(made: Mapping[str, Any]) -> Any:
-    """Return the model of a trial, compiled.
+    """Return the compiled model of a trial.
 
     Parameters
     ----------
     made : mapping
-        Its ``model``, and the arguments of ``compile``, with all spaces chosen.
+        The ``model``, and the arguments of ``compile``, with all spaces chosen.
 
     Returns
     -------
     keras.Model
-        It shares no weights, optimizer or metric with that of another trial.
+        Model that shares no weights, optimizer or metric with another trial's.
     """
     model, arguments = made["model"], made["compile"]
     if arguments:

@@ -1,8 +1,8 @@
-"""Layers, functions and optimizers that take search spaces, in the places of Keras' own.
+"""Replacements of Keras layers, functions and optimizers that accept search spaces.
 
-A substitute of a layer class makes lazy layers, whatever their arguments are: a lazy layer may be
-called with the result of another one, so a graph that has a space somewhere is lazy as a whole.
-Only in the constructor of a model, which runs when everything is chosen, layers are real ones.
+The replacement of a layer class always creates lazy layers: a lazy layer may be called with the
+result of another one, so that a graph with one search space is lazy as a whole. Only the
+constructor of a subclassed model, which runs once all spaces are chosen, creates real layers.
 """
 
 import functools
@@ -23,12 +23,12 @@ _is_chosen = ContextVar("is_chosen", default=False)
 
 
 def substitutes(models: Mapping[str, type]) -> Iterator[tuple[ModuleType, str, Any]]:
-    """Yield modules below ``bigdl.nano.tf``, and what takes search spaces in the places of names.
+    """Yield ``(module, name, replacement)`` for the names in ``bigdl.nano.tf`` to replace.
 
     Parameters
     ----------
     models : mapping of str to type
-        The searchable models that take the places of ``Model`` and ``Sequential``.
+        Searchable replacements of ``Model`` and ``Sequential`` by name.
     """
     keras = require("keras", "tf")
     for path in ("keras.layers", "keras.activations", "optimizers"):
@@ -52,7 +52,7 @@ def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 class LazyClass:
-    """A substitute of a class: it gives a lazy object for spaces, else one of the class.
+    """Replacement of a class that returns a lazy object if an argument has search spaces.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class LazyClass:
 
 
 class LazyLayerClass(LazyClass):
-    """A substitute of a class of layers: it gives lazy layers."""
+    """Replacement of a layer class that returns lazy layers."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_chosen.get():
@@ -97,14 +97,14 @@ class LazyLayerClass(LazyClass):
 
 
 class LazyLayer(AutoObject):
-    """A layer that is made when its arguments have been chosen; called, it gives a lazy tensor."""
+    """A layer that is created once its arguments are chosen; calls return lazy tensors."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> AutoObject:
         return AutoObject(operator.call, self, *args, **kwargs)
 
 
 def with_real_layers(constructor: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor of a model with layers that are real ones."""
+    """Wrap a model's constructor so that it creates real layers instead of lazy ones."""
 
     @functools.wraps(constructor)
     def construct(*args: Any, **kwargs: Any) -> None:
