@@ -266,7 +266,7 @@ def test_sizes_are_fixed_unless_dynamic_axes_say_otherwise():
     model = nn.Sequential(nn.ReLU(), nn.Softmax(-1))
     x = torch.ones(2, 3)
     fixed = trace(model, x, dynamic_axes=False)
-    with pytest.raises(RuntimeError, match=r"takes .*\[2,3\] and was given"):
+    with pytest.raises(RuntimeError, match=r"takes .*\[2,3\], but got"):
         fixed(torch.ones(1, 3))
     wide = trace(model, x, dynamic_axes={"input": {1: "width"}, "output": {1: "width"}})
     assert wide(torch.ones(2, 7)).shape == (2, 7)

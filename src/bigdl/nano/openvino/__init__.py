@@ -1,4 +1,4 @@
-"""Networks in OpenVINO's format, used without the framework that they come from."""
+"""OpenVINO networks, used without the framework that they were created with."""
 
 from bigdl.nano.openvino.model import OpenVINOModel
 from bigdl.nano.openvino.network import CompiledNetwork

@@ -1,13 +1,13 @@
-"""Integers that OpenVINO would compute wrongly, and how they are computed or refused.
+"""Guard against integers that OpenVINO would compute wrongly: compute them exactly or refuse.
 
-OpenVINO computes integers of all types in 32 bits on a CPU and drops the higher bits of an input;
-remainders, quotients, comparisons, powers and sums go through float32, so that they are exact up
-to 2**24 only (2026.4). An index outside of a table gives zeros, a negative one the last rows. So
-:class:`IntegerGuard` compares each call's integers with limits, which it derives from the network
-once by interval arithmetic. Where a call exceeds them, the part of the network that computes
-integers from the inputs alone, e.g. ``ids % 1000``, is evaluated by OpenVINO's reference
-implementation in 64 bits, and the rest of the network gets its results. What does not fit there
-either is refused.
+On a CPU, OpenVINO computes integers of all types in 32 bits and drops the higher bits of an input.
+Remainders, quotients, comparisons, powers and sums go through float32, so they are exact only up to
+2**24 (2026.4). An index outside of a table yields zeros, a negative one the last rows. So
+:class:`IntegerGuard` compares each call's integers with limits, which it derives once from the
+network by interval arithmetic. If a call exceeds them, OpenVINO's reference implementation
+evaluates the part of the network that computes integers from the inputs alone, e.g. ``ids % 1000``,
+in 64 bits, and the rest of the network uses its results. Values that do not fit there either are
+refused.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ openvino = LazyModule("openvino", "nano")
 
 _LOW, _HIGH = -(2**31), 2**31 - 1
 _INFO = ["bigdl", "no_negative"]
-"""Path in a network's runtime information: names of inputs that must not be negative."""
+"""Key in a network's runtime information for the names of inputs that must not be negative."""
 
 Box = tuple[Any, Any]
-"""Lowest and highest value: integers, or arrays of Python integers that broadcast to the value."""
+"""Smallest and largest value: integers, or arrays of Python integers that broadcast to it."""
 
 Interval = Box | None
-"""A box; None where the values are not known."""
+"""A box, or None if the values are unknown."""
 
-# Operators whose values are values of their first input.
+# Operators whose output values are values of their first input.
 _MOVING = frozenset(
     (
         *("Broadcast", "Ceiling", "Convert", "Floor", "Gather", "GatherElements", "GatherND"),
@@ -42,15 +42,15 @@ _MOVING = frozenset(
     )
 )
 _SLICING = ("Slice", "StridedSlice")
-# Operators whose output has each value of their first input.
+# Operators whose output has all values of their first input.
 _KEEPING = frozenset(
     ("Broadcast", "Convert", "Reshape", "Reverse", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 )
-# Dimensions up to this length have ranges of their own: columns of ids, offsets into one table.
+# Up to this length of a dimension each column has a range: columns of ids, offsets into one table.
 _MOST_COLUMNS = 64
-# So often a network is looked at to find the widest ranges.
+# Number of analyses of a network to find the widest ranges.
 _MOST_TRIALS = 200
-# As many elements are taken to be added up, where the network leaves that open.
+# Assumed number of summed elements if the network's shapes are dynamic.
 _MOST_ADDED = 1 << 16
 _LOGICAL = frozenset(
     (
@@ -58,7 +58,7 @@ _LOGICAL = frozenset(
         *("LogicalOr", "LogicalXor", "NotEqual", "ReduceLogicalAnd", "ReduceLogicalOr"),
     )
 )
-# What goes through float32, and up to where that is exact.
+# Operators that compute in float32, and the largest exact integer.
 _IN_FLOATS = frozenset(
     (
         *("Ceiling", "Divide", "Equal", "Floor", "FloorMod", "Greater", "GreaterEqual", "Less"),
@@ -67,7 +67,7 @@ _IN_FLOATS = frozenset(
     )
 )
 _EXACT_FLOATS = 1 << 24
-# What the reference implementation computes exactly in 64 bits.
+# Operators that the reference implementation computes exactly in 64 bits.
 _EXACT = (
     _MOVING
     | _LOGICAL
@@ -77,47 +77,47 @@ _EXACT = (
 
 
 class _Lookup(NamedTuple):
-    """One table and the integers that index it."""
+    """A table lookup: the table's size and the output with its indices."""
 
     indices: Any  # output of a node
     rows: int
-    negative: bool  # may count from the end
+    negative: bool  # negative indices count from the end
 
     @property
     def lowest(self) -> int:
-        """Lowest index that the table has."""
+        """Smallest valid index of the table."""
         return -self.rows if self.negative else 0
 
 
 def forbid_negative(network: Any, names: Sequence[str]) -> None:
-    """Record in a network that inputs must not be negative, as the original refuses it."""
+    """Record in a network that inputs must not be negative, because the original refuses it."""
     known = {*names, *never_negative(network)}
     if known:
         network.set_rt_info("\n".join(sorted(known)), _INFO)
 
 
 def never_negative(network: Any) -> list[str]:
-    """Return what :func:`forbid_negative` recorded in a network."""
+    """Return the input names that :func:`forbid_negative` recorded in a network."""
     if not network.has_rt_info(_INFO):
         return []
     return [name for name in str(network.get_rt_info(_INFO).value).split("\n") if name]
 
 
 class IntegerGuard:
-    """Limits of the integers that a network takes.
+    """Check of each call's integer inputs against the limits of a network.
 
     Parameters
     ----------
     network : openvino.Model
     names : sequence of str
-        Of its inputs.
+        Names of the network's inputs.
     compile : callable
-        Returns what runs a network; called when a call first exceeds 32 bits.
+        Compiles a network; used when a call first exceeds 32 bits.
 
     Raises
     ------
     UsageError
-        If the network itself holds integers beyond 32 bits that OpenVINO would cut.
+        If the network has integer constants beyond 32 bits that OpenVINO would truncate.
     """
 
     def __init__(self, network: Any, names: Sequence[str], compile: Callable[[Any], Any]):
@@ -135,16 +135,16 @@ class IntegerGuard:
             for position in self._whole
         }
         self.limits: list[tuple[int, Any, Any]] = []
-        """Position of an input, and the lowest and the highest value that need no other look, of
+        """Position of an input, and the smallest and largest values that need no further check, of
         all values or of each column."""
         self._graph: _Integers | None = None
         if self._whole or _has_wide_constants(network):
             self._graph = _Integers(network)
             self._graph.refuse_constants()
-            self.limits = self._derived(self._graph)
+            self.limits = self._derive_limits(self._graph)
 
-    def _derived(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
-        """Return the widest boxes that can be proved, of inputs that may hold more."""
+    def _derive_limits(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
+        """Return the widest proved boxes of inputs whose types can hold larger values."""
         boxes: dict[int, Box] = {
             position: (
                 np.full(self._columns[position], max(low, _LOW), object),
@@ -170,24 +170,24 @@ class IntegerGuard:
             p for p, (low, _) in boxes.items() if np.all(low == 0) and self._whole[p][0] < 0
         }
         return [
-            (position, _least_form(low), _least_form(high))
-            for position, (low, high) in _proved(graph, boxes).items()
+            (position, _compact(low), _compact(high))
+            for position, (low, high) in _widest_boxes(graph, boxes).items()
             if np.any(low > self._whole[position][0]) or np.any(high < self._whole[position][1])
         ]
 
     def checked(self, arrays: Sequence[np.ndarray]) -> tuple[Any, list[np.ndarray]] | None:
-        """Look at the integers of one call.
+        """Check the integers of one call.
 
         Parameters
         ----------
         arrays : sequence of ndarray
-            Of the network's types.
+            Inputs of the network's types.
 
         Returns
         -------
         tuple or None
-            None if the network computes them right. Else what `compile` returned for another
-            network, and the arrays that this one takes.
+            None if the network computes them correctly. Otherwise another compiled network, and
+            its input arrays.
 
         Raises
         ------
@@ -203,10 +203,10 @@ class IntegerGuard:
             else:
                 is_outside = (array < low).any() or (array > high).any()
             if is_outside:
-                return self._looked_at(arrays)
+                return self._check_in_detail(arrays)
         return None
 
-    def _looked_at(self, arrays: Sequence[np.ndarray]) -> tuple[Any, list[np.ndarray]] | None:
+    def _check_in_detail(self, arrays: Sequence[np.ndarray]) -> tuple[Any, list[np.ndarray]] | None:
         assert self._graph is not None
         columns = {
             position: _box_of(arrays[position], self._columns[position])
@@ -254,7 +254,7 @@ class IntegerGuard:
         low, high = boxes[largest]
         sentence = (
             f"Input {self._names[largest]!r} holds {high if high > -low else low}, with which this "
-            "network computes integers that OpenVINO, which has 32 bits for them, would get wrong"
+            "network computes integers that OpenVINO, limited to 32 bits, would get wrong"
         )
         advice = "; use accelerator='onnxruntime' or 'jit', or map the ids to smaller ones first"
         split = self._split
@@ -263,22 +263,22 @@ class IntegerGuard:
                 f"{sentence} ({split}){advice}", code="data-value", argument=self._names[largest]
             )
         values = split.evaluate(arrays)
-        for place, lookup in split.lookups:
-            value = values[place]
+        for index, lookup in split.lookups:
+            value = values[index]
             if value.size:
                 box = int(value.min()), int(value.max())
                 self._check_lookup(lookup, box, self._names[largest])
-        left = {
-            place: (int(values[place].min()), int(values[place].max()))
-            for place in split.narrowed
-            if values[place].size
+        ranges = {
+            index: (int(values[index].min()), int(values[index].max()))
+            for index in split.narrowed
+            if values[index].size
         }
-        if split.rest.problem(left, lookups=False) is not None:
+        if split.rest.problem(ranges, lookups=False) is not None:
             raise UsageError(sentence + advice, code="data-value", argument=self._names[largest])
         inputs = [
-            values[place] if kind == "value" else arrays[place] for kind, place in split.inputs
+            values[index] if source == "value" else arrays[index] for source, index in split.inputs
         ]
-        if split.rest.problem(left) is not None:
+        if split.rest.problem(ranges) is not None:
             for lookup, interval in split.indices.ranges(inputs):
                 self._check_lookup(lookup, interval, self._names[largest])
         return split.compiled, inputs
@@ -286,7 +286,7 @@ class IntegerGuard:
     @cached_property
     def _split(self) -> _Split | str:
         if self._network.get_sinks() or self._network.get_variables():
-            return "it keeps a state"
+            return "it is stateful"
         try:
             return _Split(self._network.clone(), self._compile)
         except Exception as error:
@@ -294,23 +294,23 @@ class IntegerGuard:
 
 
 class _Integers:
-    """The integers of a network that are computed from its inputs alone."""
+    """Analysis of the integers that a network computes from its inputs alone."""
 
     def __init__(self, network: Any):
         self.network = network
         self.parameters = {each.get_name(): i for i, each in enumerate(network.get_parameters())}
-        self.exact: set[str] = set()  # names of nodes that can be evaluated apart
+        self.exact: set[str] = set()  # names of nodes that can be evaluated separately
         self.lookups: list[_Lookup] = []
         self._nodes: list[Any] = []
         self._constants: dict[str, Interval] = {}
         known: set[str] = set(self.parameters)
         for node in network.get_ordered_ops():
-            name, kind = node.get_name(), node.get_type_name()
-            if kind in ("Parameter", "Constant", "Result"):
+            name, op_type = node.get_name(), node.get_type_name()
+            if op_type in ("Parameter", "Constant", "Result"):
                 continue
-            self._see_lookup(node, kind, known)
+            self._record_lookup(node, op_type, known)
             varying = [v for v in node.input_values() if not _is_constant(v)]
-            if kind == "ShapeOf":
+            if op_type == "ShapeOf":
                 if all(v.get_node().get_name() in self.parameters for v in varying):
                     self.exact.add(name)
                 continue
@@ -322,21 +322,22 @@ class _Integers:
             if all(map(_is_whole, outputs)):
                 self._nodes.append(node)
                 known.add(name)
-            elif kind != "Convert":
+            elif op_type != "Convert":
                 continue
             sources = (v.get_node().get_name() for v in varying)
-            apart = all(each in self.exact or each in self.parameters for each in sources)
-            if apart and kind in _EXACT and not (kind == "Convert" and _narrows(node)):
+            separable = all(each in self.exact or each in self.parameters for each in sources)
+            narrows = op_type == "Convert" and _narrows(node)
+            if separable and op_type in _EXACT and not narrows:
                 self.exact.add(name)
 
-    def _see_lookup(self, node: Any, kind: str, known: set[str]) -> None:
-        if kind not in ("Gather", "EmbeddingBagOffsets", "EmbeddingBagOffsetsSum", *_PACKED):
+    def _record_lookup(self, node: Any, op_type: str, known: set[str]) -> None:
+        if op_type not in ("Gather", "EmbeddingBagOffsets", "EmbeddingBagOffsetsSum", *_PACKED):
             return
         table, indices = node.input_value(0), _before_converts(node.input_value(1))
         if indices.get_node().get_name() not in known or _is_constant(indices):
             return
         axis = 0
-        if kind == "Gather":
+        if op_type == "Gather":
             axes = node.input_value(2).get_node()
             if axes.get_type_name() != "Constant":
                 return
@@ -344,12 +345,12 @@ class _Integers:
         shape = table.get_partial_shape()
         if shape.rank.is_dynamic or shape[axis].is_dynamic:
             return
-        embedding = kind != "Gather" or "aten::embedding" in node.get_friendly_name()
+        embedding = op_type != "Gather" or "aten::embedding" in node.get_friendly_name()
         self.lookups.append(_Lookup(indices, shape[axis].get_length(), not embedding))
 
     def direct(self) -> list[tuple[int, int | None, _Lookup]]:
-        """Return lookups by all values of an input, or by a column, with their positions."""
-        found = []
+        """Return the lookups whose indices are all values or one column of an input."""
+        direct = []
         for lookup in self.lookups:
             node, column = lookup.indices.get_node(), None
             while not _is_constant(node.output(0)) and node.get_type_name() in _KEEPING:
@@ -360,15 +361,16 @@ class _Integers:
                 if column is None:
                     continue
             if node.get_type_name() == "Parameter":
-                found.append((self.parameters[node.get_name()], column, lookup))
-        return found
+                direct.append((self.parameters[node.get_name()], column, lookup))
+        return direct
 
     def refuse_constants(self) -> None:
-        """Refuse integers of the network itself that OpenVINO would cut.
+        """Refuse integer constants of the network that OpenVINO would truncate.
 
         Raises
         ------
         UsageError
+            If the network has such constants.
         """
         for node in self.network.get_ordered_ops():
             if node.get_type_name() != "Constant" or _fits(self._constant(node)):
@@ -382,21 +384,21 @@ class _Integers:
                 ):
                     continue
                 raise UsageError(
-                    "The network holds integers beyond 32 bits, which OpenVINO would cut "
+                    "The network holds integers beyond 32 bits, which OpenVINO would truncate "
                     f"({node.get_friendly_name()}); use accelerator='onnxruntime' or 'jit', or "
                     "return positions and look the integers up outside of the model",
                     code="model-unsupported",
                 )
 
     def problem(self, boxes: Mapping[int, Box], *, lookups: bool = True) -> str | None:
-        """Return what may be computed wrongly for inputs in these ranges; None if nothing is.
+        """Return which integer may be computed wrongly for inputs in these ranges, or None.
 
         Parameters
         ----------
         boxes : mapping
-            Range of each input's values by its position.
+            Range of each input's values by position.
         lookups : bool
-            Whether an index may be outside of its table, too.
+            Also report indices outside of their tables.
         """
         values: dict[tuple[str, int], Interval] = {}
         for name, position in self.parameters.items():
@@ -410,8 +412,8 @@ class _Integers:
             inexact = node.get_type_name() in _IN_FLOATS and not _in_floats(node, [*inputs, made])
             if inexact or not all(map(_fits, [*inputs, made])):
                 return node.get_friendly_name()
-            for place in range(node.get_output_size()):
-                values[node.get_name(), place] = made
+            for index in range(node.get_output_size()):
+                values[node.get_name(), index] = made
         for lookup in self.lookups if lookups else ():
             box = self._interval(lookup.indices, values)
             if box is not None and (
@@ -443,14 +445,14 @@ _PACKED = ("EmbeddingBagPacked", "EmbeddingBagPackedSum", "EmbeddingSegmentsSum"
 
 
 class _Indices:
-    """The indices of a network's lookups, computed from its inputs by a network of their own.
+    """A network that computes the indices of another network's lookups.
 
     Parameters
     ----------
     network : openvino.Model
-        Belongs to this object from now on.
+        Network that this object takes over and changes.
     compile : callable
-        Returns what runs a network.
+        Compiles a network.
     """
 
     def __init__(self, network: Any, compile: Callable[[Any], Any]):
@@ -477,20 +479,20 @@ class _Indices:
 
 
 class _Split:
-    """A network whose integers are computed first, by the reference implementation.
+    """A network split in two: integers by the reference implementation, and the rest.
 
     Attributes
     ----------
     lookups : list
-        Place of a value that indexes a table, and the lookup.
+        Index of each value that indexes a table, with the lookup.
     narrowed : list of int
-        Places of the values that the rest of the network computes with in 32 bits.
+        Indices of the values that the rest of the network uses in 32 bits.
     rest : _Integers
-        Of the rest of the network.
+        Analysis of the rest of the network.
     compiled
-        What runs the rest.
+        Compiled rest of the network.
     inputs : list
-        For each input of the rest, ``"value"`` and its place, or ``"input"`` and its position.
+        Source of each input of the rest: ``"value"`` or ``"input"``, and its index.
     """
 
     def __init__(self, network: Any, compile: Callable[[Any], Any]):
@@ -505,11 +507,11 @@ class _Split:
         computed = [node for node in network.get_ordered_ops() if node.get_name() in graph.exact]
         self.narrowed: list[int] = []
         self.lookups: list[tuple[int, _Lookup]] = []
-        wanted = {
+        lookups = {
             (e.indices.get_node().get_name(), e.indices.get_index()): e for e in graph.lookups
         }
         results: list[Any] = []
-        twins: list[Any] = []
+        computed_inputs: list[Any] = []
         for node in [*whole, *computed]:
             for output in node.outputs():
                 users = [
@@ -518,26 +520,26 @@ class _Split:
                     if each.get_node().get_name() not in graph.exact
                 ]
                 key = node.get_name(), output.get_index()
-                if not users and key not in wanted:
+                if not users and key not in lookups:
                     continue
-                place = len(results)
+                index = len(results)
                 results.append(opset13.result(output))
-                if key in wanted:
-                    self.lookups.append((place, wanted[key]))
-                kind = output.get_element_type()
-                plain = all(each.get_node().get_type_name() == "Result" for each in users)
-                if _is_whole(kind) and not plain:
-                    self.narrowed.append(place)
-                twin = opset13.parameter(output.get_partial_shape(), kind)
-                twins.append(twin)
+                if key in lookups:
+                    self.lookups.append((index, lookups[key]))
+                element_type = output.get_element_type()
+                only_result = all(each.get_node().get_type_name() == "Result" for each in users)
+                if _is_whole(element_type) and not only_result:
+                    self.narrowed.append(index)
+                parameter = opset13.parameter(output.get_partial_shape(), element_type)
+                computed_inputs.append(parameter)
                 for each in users:
-                    each.replace_source_output(twin.output(0))
+                    each.replace_source_output(parameter.output(0))
         self._first = openvino.Model(results, parameters, "integers")
         ends = network.get_results()
-        self.inputs = [("value", place) for place in range(len(twins))]
+        self.inputs = [("value", index) for index in range(len(computed_inputs))]
         others = [(i, each) for i, each in enumerate(parameters) if each not in whole]
         self.inputs += [("input", i) for i, _ in others]
-        rest = openvino.Model(ends, [*twins, *(each for _, each in others)], "rest")
+        rest = openvino.Model(ends, [*computed_inputs, *(each for _, each in others)], "rest")
         self.rest = _Integers(rest)
         self.compiled = compile(rest)
         self._network, self._compile = rest, compile
@@ -548,16 +550,16 @@ class _Split:
         return _Indices(self._network.clone(), self._compile)
 
     def evaluate(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the values of the first part."""
+        """Return the integers of the first part."""
         empty = openvino.Shape([0])
         tensors = [openvino.Tensor(each.get_element_type(), empty) for each in self._first.outputs]
-        given = [openvino.Tensor(np.ascontiguousarray(each)) for each in arrays]
-        self._first.evaluate(tensors, given)
+        inputs = [openvino.Tensor(np.ascontiguousarray(each)) for each in arrays]
+        self._first.evaluate(tensors, inputs)
         return [each.data for each in tensors]
 
 
 def _without_remainders(network: Any) -> None:
-    """Write ``a % b`` as ``a - a // b * b``: the reference of the first goes through float64."""
+    """Replace ``a % b`` by ``a - a // b * b``, since the reference ``%`` uses float64."""
     from openvino import opset13
 
     for node in network.get_ordered_ops():
@@ -570,16 +572,16 @@ def _without_remainders(network: Any) -> None:
 
 
 def _without_rounding(network: Any) -> None:
-    """Leave out operators that round integers."""
+    """Remove operators that round integers."""
     for node in network.get_ordered_ops():
-        kind = node.get_type_name()
-        if kind in ("Ceiling", "Floor", "Round") and node.get_element_type().is_integral():
+        op_type = node.get_type_name()
+        if op_type in ("Ceiling", "Floor", "Round") and node.get_element_type().is_integral():
             for target in list(node.output(0).get_target_inputs()):
                 target.replace_source_output(node.input_value(0))
 
 
 def _without_bits_of_booleans(network: Any) -> None:
-    """Write operators on the bits of booleans as logical ones, whose reference is exact."""
+    """Replace bitwise operators on booleans by logical ones, whose reference is exact."""
     from openvino import opset13
 
     logical = {
@@ -597,13 +599,13 @@ def _without_bits_of_booleans(network: Any) -> None:
 
 
 def _largest(boxes: Mapping[int, tuple[int, int]]) -> int:
-    """Return the position of the input with the largest integer."""
+    """Return the position of the input with the largest absolute integer."""
     return max(boxes, key=lambda position: max(map(abs, boxes[position])))
 
 
 def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
-    """Return True if a node's integers are computed exactly in float32."""
-    signs = node.get_type_name() != "Divide"  # which rounds towards zero
+    """Return True if a node's integers are exact in float32."""
+    signs = node.get_type_name() != "Divide"  # a division rounds towards zero
     return all(
         each is None
         or (np.all(each[0] >= -_EXACT_FLOATS * signs) and np.all(each[1] <= _EXACT_FLOATS))
@@ -612,53 +614,53 @@ def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
 
 
 def _computed(node: Any, inputs: list[Interval]) -> Interval:
-    """Return the interval of a node's values from those of its inputs; None if it is not known."""
-    kind = node.get_type_name()
-    if kind in _LOGICAL or node.get_element_type().get_type_name() == "boolean":
+    """Return the interval of a node's values from its inputs' intervals, or None if unknown."""
+    op_type = node.get_type_name()
+    if op_type in _LOGICAL or node.get_element_type().get_type_name() == "boolean":
         return 0, 1
-    if kind in _BY_COLUMN:
-        return _BY_COLUMN[kind](node, inputs)
-    if kind == "Select":
+    if op_type in _BY_COLUMN:
+        return _BY_COLUMN[op_type](node, inputs)
+    if op_type == "Select":
         return _union(inputs[1:])
-    if kind in _CORNERS:
+    if op_type in _CORNERS:
         one, other = inputs
         if one is None or other is None:
             return None
-        corners = [_CORNERS[kind](x, y) for x in one for y in other]
+        corners = [_CORNERS[op_type](x, y) for x in one for y in other]
         return functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
-    return _computed_of_all(node, kind, [_of_all(each) for each in inputs])
+    return _computed_of_all(node, op_type, [_of_all(each) for each in inputs])
 
 
 def _computed_of_all(
-    node: Any, kind: str, inputs: list[tuple[int, int] | None]
+    node: Any, op_type: str, inputs: list[tuple[int, int] | None]
 ) -> tuple[int, int] | None:
-    """Return the range of all values of a node from those of all values of its inputs."""
-    if kind in ("FloorMod", "Mod"):
+    """Return the range of all values of a node from the ranges of its inputs."""
+    if op_type in ("FloorMod", "Mod"):
         divisor = inputs[1]
         if divisor is None or divisor[0] <= 0:
             return None
         low, high = -(divisor[1] - 1), divisor[1] - 1
-        if kind == "FloorMod" or (inputs[0] is not None and inputs[0][0] >= 0):
+        if op_type == "FloorMod" or (inputs[0] is not None and inputs[0][0] >= 0):
             low = 0
         return low, high
-    if kind in _MOVING:
+    if op_type in _MOVING:
         return inputs[0]
     if any(each is None for each in inputs):
         return None
     boxes = [each for each in inputs if each is not None]
     low, high = boxes[0]
-    if kind == "Divide":
+    if op_type == "Divide":
         (low, high), (least, most) = boxes
         return (low // least, high // least) if low >= 0 and least > 0 else None
-    if kind == "Power":
+    if op_type == "Power":
         least, most = boxes[1]
         ends = [0] if least < 0 or most > 64 else [abs(low) ** most, abs(high) ** most, 1]
         return (-max(ends) if low < 0 else 0), max(ends)
-    if kind == "Negative":
+    if op_type == "Negative":
         return -high, -low
-    if kind == "Abs":
+    if op_type == "Abs":
         return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
-    if kind in ("ReduceSum", "CumSum"):
+    if op_type in ("ReduceSum", "CumSum"):
         shape = node.input_value(0).get_partial_shape()
         count = _MOST_ADDED
         if shape.is_static:
@@ -668,7 +670,7 @@ def _computed_of_all(
 
 
 def _moved(move: Callable[[np.ndarray, list[int]], np.ndarray], axes_from: int) -> Callable:
-    """Return how an operator moves the dimensions of a box; of all values where that is unknown."""
+    """Return a function that applies an operator's change of dimensions to a box."""
 
     def moved(node: Any, inputs: list[Interval]) -> Interval:
         box = inputs[0]
@@ -681,7 +683,7 @@ def _moved(move: Callable[[np.ndarray, list[int]], np.ndarray], axes_from: int) 
 
 
 def _gathered(node: Any, inputs: list[Interval]) -> Interval:
-    """Return the box of the columns that constant indices name."""
+    """Return the box of the columns that constant indices select."""
     box, axes = inputs[0], _integers_of(node, 2)
     indices = node.input_value(1).get_node()
     if (
@@ -729,7 +731,7 @@ _BY_COLUMN: dict[str, Callable[[Any, list[Interval]], Interval]] = {
     "Squeeze": _moved(lambda end, axes: np.squeeze(end, tuple(axes)), 1),
     "Unsqueeze": _moved(lambda end, axes: np.expand_dims(end, tuple(axes)), 1),
 }
-"""Operators whose columns have ranges of their own."""
+"""Operators for which the range of each column is known."""
 
 
 def _has_rank(box: Box, value: Any) -> bool:
@@ -739,7 +741,7 @@ def _has_rank(box: Box, value: Any) -> bool:
 
 
 def _column_of(node: Any) -> int | None:
-    """Return the column that a Gather takes of its input's last dimension; None if it differs."""
+    """Return the column that a Gather selects from the last dimension, or None otherwise."""
     indices, axes = _integers_of(node, 1), _integers_of(node, 2)
     rank = node.input_value(0).get_partial_shape().rank
     if indices is None or len(indices) != 1 or axes is None or rank.is_dynamic:
@@ -748,7 +750,7 @@ def _column_of(node: Any) -> int | None:
 
 
 def _integers_of(node: Any, position: int) -> list[int] | None:
-    """Return the values of a constant input; None if it is none."""
+    """Return the values of a constant input as integers, or None if it is not constant."""
     if node.get_input_size() <= position:
         return None
     source = node.input_value(position).get_node()
@@ -758,7 +760,7 @@ def _integers_of(node: Any, position: int) -> list[int] | None:
 
 
 def _of_all(interval: Interval) -> tuple[int, int] | None:
-    """Return the range of the values of all columns; None if it is not known."""
+    """Return the range of the values of all columns, or None if unknown."""
     return None if interval is None else _whole_range(interval)
 
 
@@ -778,7 +780,7 @@ def _columns_of(shape: Any) -> tuple[int, ...]:
 
 
 def _box_of(array: np.ndarray, columns: tuple[int, ...]) -> Box:
-    """Return the box of an array, of shape `columns`."""
+    """Return the box of an array, in the shape `columns`."""
     if array.ndim != len(columns):
         return int(array.min()), int(array.max())
     axes = tuple(axis for axis, length in enumerate(columns) if length == 1)
@@ -786,16 +788,16 @@ def _box_of(array: np.ndarray, columns: tuple[int, ...]) -> Box:
     return low.astype(object), high.astype(object)
 
 
-def _least_form(end: np.ndarray) -> Any:
-    """Return an end of a box as one integer where its columns are alike, else as int64."""
+def _compact(end: np.ndarray) -> Any:
+    """Return a bound of a box as one integer if its columns are equal, else as int64."""
     alike = np.all(end == end.flat[0])
     return int(end.flat[0]) if alike else end.astype(np.int64)
 
 
-def _proved(graph: _Integers, boxes: dict[int, Box]) -> dict[int, Box]:
-    """Return the widest boxes within `boxes` for which nothing is computed wrongly.
+def _widest_boxes(graph: _Integers, boxes: dict[int, Box]) -> dict[int, Box]:
+    """Return the widest boxes within `boxes` for which no integer is computed wrongly.
 
-    They are found by trying: one width for all inputs, then each end of each column by halving.
+    Search first one width for all inputs, then each bound of each column by bisection.
     """
     for bits in (31, 30, 24, 20, 16, 12, 8, 4, 2, 0):
         for least in (-(1 << bits), 0):
@@ -814,7 +816,7 @@ def _proved(graph: _Integers, boxes: dict[int, Box]) -> dict[int, Box]:
 def _widen(
     graph: _Integers, boxes: dict[int, Box], box: Box, most: Box, trials: Iterator[int]
 ) -> None:
-    """Move each end of one of `boxes` towards that of `most`, as far as nothing is wrong."""
+    """Move each bound of one of `boxes` towards that of `most` as far as results stay exact."""
     for end in (1, 0):
         for column in range(box[end].size):
             proved, outer = box[end].flat[column], most[end].flat[column]
@@ -873,7 +875,7 @@ def _narrows(node: Any) -> bool:
 
 
 def _before_converts(value: Any) -> Any:
-    """Return what an index was before it was converted to another type of integers."""
+    """Return an index before its conversions to other integer types."""
     node = value.get_node()
     while node.get_type_name() == "Convert":
         before = node.input_value(0)
@@ -890,7 +892,7 @@ def _is_constant(value: Any) -> bool:
 def _has_wide_constants(network: Any) -> bool:
     for node in network.get_ops():
         if node.get_type_name() == "Constant":
-            kind = node.get_element_type()
-            if kind.is_integral() and kind.get_bitwidth() == 64:
+            element_type = node.get_element_type()
+            if element_type.is_integral() and element_type.get_bitwidth() == 64:
                 return True
     return False

@@ -1,8 +1,8 @@
-"""OpenVINO for every framework: keywords of the conversion, and the methods.
+"""OpenVINO for all frameworks: conversion keywords and acceleration methods.
 
-A framework calls :func:`openvino_methods` with its converter and its class of models. Keywords of
-the conversion are those of OpenVINO's old model optimizer; they are carried out with
-``PrePostProcessor`` and ``reshape``.
+A framework calls :func:`openvino_methods` with its converter and its model wrapper. Conversion
+keywords are those of OpenVINO's former Model Optimizer, implemented with ``PrePostProcessor`` and
+``reshape``.
 """
 
 import re
@@ -50,25 +50,26 @@ _BRACKETS = re.compile(r"\[[^\]]*\]")
 
 
 def preprocessed(network, keywords: Mapping[str, Any]):
-    """Return a network with what the keywords of a conversion ask for.
+    """Return a network with the preprocessing, shapes and types of conversion keywords.
 
     Parameters
     ----------
     network : openvino.Model
-        May be changed.
+        Network, which may be changed.
     keywords : mapping
         ``mean_value``, ``scale_values``
-            Subtracted from an input, then divided by, for each channel: a number, a sequence, text
-            such as ``"[123.7,116.3,103.5]"`` or ``"x[1,2,3],y[4]"``, or a mapping of inputs.
+            Mean to subtract from each channel of an input, and scale to divide it by: a number, a
+            sequence, text such as ``"[123.7,116.3,103.5]"`` or ``"x[1,2,3],y[4]"``, or a mapping of
+            inputs.
         ``layout``
-            ``"NCHW"``, a mapping of inputs, or ``"nchw->nhwc"``: the network was built for the
-            first and takes the second.
+            ``"NCHW"``, a mapping of inputs, or ``"nchw->nhwc"``: the layout that the network was
+            built for, and the layout of its inputs.
         ``input_shape``, ``input``
-            Shapes, as text or sequences; `input` names the inputs that they are of.
+            Shapes, as text or sequences, and the names of their inputs.
         ``data_type``
-            Type in which weights are stored: ``"FP32"`` or ``"FP16"``.
+            Storage type of weights: ``"FP32"`` or ``"FP16"``.
         ``reverse_input_channels``
-            Whether the network takes BGR where it was built for RGB.
+            True if inputs are BGR but the network was built for RGB.
 
     Returns
     -------
@@ -104,7 +105,7 @@ def preprocessed(network, keywords: Mapping[str, Any]):
 
 
 def half_weights(network):
-    """Return a copy of a network whose constants in fp32 are stored in fp16."""
+    """Return a copy of a network with its fp32 constants stored in fp16."""
     return read_network(network_bytes(network, half=True))
 
 
@@ -139,7 +140,7 @@ def _with_steps(network, keywords: Mapping[str, Any]):
 
 
 def _by_input(value: Any, network: Any, parse: Callable[[Any], Any]) -> dict[int, Any]:
-    """Return values by position of the input: of those named, or of all that hold numbers."""
+    """Return values by position of the input: the named inputs, or all floating-point ones."""
     if isinstance(value, str) and any(bracket in value for bracket in "[("):
         value = named_values(value)
         value = value.get("", value)
@@ -165,7 +166,7 @@ def _numbers(value: Any) -> list[float]:
 
 
 def _layout(value: Any) -> tuple[str, ...]:
-    """Return the layout that the network was built for, and the one that it takes if it differs."""
+    """Return the layout that the network was built for, and the layout of its inputs."""
     parts = tuple(part.strip().upper() for part in str(value).split("->"))
     if not all(parts) or len(parts) > 2:
         raise UsageError(
@@ -177,17 +178,17 @@ def _layout(value: Any) -> tuple[str, ...]:
 
 
 def _shapes(keywords: Mapping[str, Any], network: Any) -> Any:
-    """Return the shapes that ``input`` and ``input_shape`` ask for; None without any."""
+    """Return the shapes from ``input`` and ``input_shape``, or None without any."""
     named, shapes = keywords.get("input"), keywords.get("input_shape")
     names = _BRACKETS.sub("", named).split(",") if isinstance(named, str) else named or ()
     names = [name.strip() for name in names]
     for name in names:
-        positions(name, network)  # refuses one that is not there
+        positions(name, network)  # refuses unknown inputs
     if shapes is None:
         within = isinstance(named, Mapping) or (isinstance(named, str) and "[" in named)
         return named if within else None
     if isinstance(shapes, str):
-        if _BRACKETS.sub("", shapes).strip(" ,"):  # it says of which inputs
+        if _BRACKETS.sub("", shapes).strip(" ,"):  # with the names of inputs
             return shapes
         shapes = _BRACKETS.findall(shapes)
     elif not any(isinstance(each, Sequence) for each in shapes):
@@ -202,24 +203,24 @@ def _shapes(keywords: Mapping[str, Any], network: Any) -> Any:
 
 
 Convert = Callable[[Any, BuildOptions], Any]
-"""Returns a source's model as an ``openvino.Model`` with flat inputs and outputs."""
+"""Function that converts a source's model to an ``openvino.Model`` with flat inputs and outputs."""
 Wrap = Callable[[Any, CompiledNetwork, str, BuildOptions], Any]
-"""Returns the accelerated model of a source and the network that it became, by a method."""
+"""Function that returns the accelerated model for a source, its network and a method's name."""
 
 
 @dataclass(frozen=True)
 class OpenVINOMethod(Method[ModelSource]):
-    """OpenVINO in the precision of the model's operators.
+    """Inference with OpenVINO in the precision of the model's operators.
 
-    The first dimension of each input stays dynamic by default; small networks are compiled for
-    each of the first few batch sizes that they meet.
+    By default the first dimension of each input stays dynamic; small networks are also compiled for
+    each of the first few batch sizes.
     """
 
     accelerator: str | None = "openvino"
     packages: tuple[str, ...] = ("openvino",)
 
     computes: str = "f32"
-    """Type of what is left in floating point: ``INFERENCE_PRECISION_HINT`` on a CPU."""
+    """Type of floating-point operators: ``INFERENCE_PRECISION_HINT`` on a CPU."""
     convert: Convert = field(kw_only=True)
     wrap: Wrap = field(kw_only=True)
 
@@ -237,20 +238,20 @@ class OpenVINOMethod(Method[ModelSource]):
         return self.model_of(network, source, options)
 
     def converted(self, source: ModelSource, options: BuildOptions) -> Any:
-        """Return the network of a source's model, compared with the model before it is rounded.
+        """Convert a source's model to a network, checked against the model before rounding.
 
         Raises
         ------
         DisagreementError
-            If it gives other results: after rounding this would be hard to tell.
+            If its results differ, which would be hard to detect after rounding.
         """
         network = self.convert(source, options)
         ports = (*network.inputs, *network.outputs)
         if any(port.get_element_type() == openvino.Type.f64 for port in ports):
             warnings.warn(
                 f"{type(source.model).__name__} computes in float64, which OpenVINO computes in "
-                "float32: results keep the type, but have 7 digits; use "
-                "accelerator='onnxruntime' or 'jit' where that is too few",
+                "float32: results keep the type, but have only 7 digits; use "
+                "accelerator='onnxruntime' or 'jit' for more",
                 stacklevel=2,
             )
         if self.precision != FP32 and options.device == "CPU":
@@ -260,11 +261,12 @@ class OpenVINOMethod(Method[ModelSource]):
         return network
 
     def check(self, options: BuildOptions) -> None:
-        """Refuse a device that is not there, or that cannot run what is asked for.
+        """Refuse a device that does not exist or cannot run the network.
 
         Raises
         ------
         UsageError
+            If the device does not exist or cannot run the network.
         """
         on_npu = options.device in ("VPUX", "NPU")
         if on_npu and self.precision != FP32 and "mean_value" not in options.conversion:
@@ -284,7 +286,7 @@ class OpenVINOMethod(Method[ModelSource]):
             )
 
     def model_of(self, network: Any, source: ModelSource, options: BuildOptions) -> Any:
-        """Return the accelerated model of a network: compiled, and handed to the framework."""
+        """Compile a network and wrap it as the framework's accelerated model."""
         config = dict(options.openvino_config or {})
         if self.computes == "bf16" and self.precision.quantized:
             config = {**BF16.hints, **config}
@@ -305,16 +307,16 @@ class OpenVINOMethod(Method[ModelSource]):
 
 @dataclass(frozen=True)
 class QuantizedOpenVINOMethod(OpenVINOMethod):
-    """OpenVINO with weights, and mostly activations, in integers, by NNCF.
+    """Inference with OpenVINO and integer weights and activations, quantized by NNCF.
 
-    With an accuracy goal, layers are left in floating point, those first whose quantization
-    changes the network's outputs most.
+    With an accuracy goal, layers stay in floating point, first those whose quantization changes the
+    network's outputs most.
 
     Attributes
     ----------
     weights_only : bool
-        True to leave activations as they are, for which no calibration data are needed unless
-        the ``WeightOptions`` do.
+        True to quantize weights only, which needs no calibration data unless the
+        ``WeightOptions`` do.
     """
 
     precision: Precision = INT8

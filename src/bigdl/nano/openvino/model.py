@@ -1,7 +1,7 @@
-"""Models with a network of OpenVINO behind them.
+"""Models that run an OpenVINO network.
 
-:class:`OpenVINOFacade` knows no framework: the models of PyTorch and Keras, and
-:class:`OpenVINOModel`, map a call to arrays, and arrays to its result.
+:class:`OpenVINOFacade` is independent of frameworks: the models for PyTorch and Keras, and
+:class:`OpenVINOModel`, convert the arguments of a call to arrays, and arrays to results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bigdl.nano.openvino.network import (
 
 
 class OpenVINOFacade(abc.ABC):
-    """A mix-in for models with a network of OpenVINO.
+    """Mix-in for models that run an OpenVINO network.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class OpenVINOFacade(abc.ABC):
     nano_network: CompiledNetwork
     nano_describe: Callable[[], dict[str, Any]]
     nano_result_of: Callable[[list[np.ndarray]], Any]
-    """Returns the result of a call from the flat list of the network's results."""
+    """Function that nests the flat list of the network's results as the result of a call."""
 
     @property
     def ov_model(self) -> Any:
@@ -60,7 +60,7 @@ class OpenVINOFacade(abc.ABC):
 
     @property
     def additional_config(self) -> dict[str, Any]:
-        """Properties of OpenVINO that were asked for, directly or by other arguments."""
+        """Requested OpenVINO properties, set directly or by other arguments."""
         return dict(self.nano_network.additional_config)
 
     @property
@@ -69,7 +69,7 @@ class OpenVINOFacade(abc.ABC):
         return dict(self.nano_network.final_config)
 
     def reshape(self, shapes: Any) -> tuple[bool, str | None]:
-        """Give the inputs other shapes; nothing is done if they have them.
+        """Change the shapes of the inputs; nothing happens if they have these shapes.
 
         Parameters
         ----------
@@ -80,9 +80,9 @@ class OpenVINOFacade(abc.ABC):
         Returns
         -------
         ok : bool
-            Whether the inputs have these shapes now. If not, the model works as before.
+            True if the inputs have these shapes now; otherwise nothing has changed.
         error : str or None
-            Why not.
+            Reason for a failure.
 
         Examples
         --------
@@ -105,15 +105,15 @@ class OpenVINOFacade(abc.ABC):
         ----------
         input_data : iterable
             Inputs of one call each: an array or tensor, a tuple or list of arguments, or a mapping
-            of names to them. A model of PyTorch also takes a loader, whose targets are left out.
+            of names to them. A PyTorch model also takes a DataLoader, whose targets are ignored.
         num_requests : int
-            Calls under way at the same time; 0 means the number that OpenVINO finds best. More
-            than one gains with the property ``{"PERFORMANCE_HINT": "THROUGHPUT"}``.
+            Number of concurrent calls; 0 uses OpenVINO's optimal number. More than one is faster
+            with the property ``{"PERFORMANCE_HINT": "THROUGHPUT"}``.
 
         Returns
         -------
         list
-            What the calls return, in order.
+            Results of the calls, in order.
 
         Raises
         ------
@@ -126,10 +126,10 @@ class OpenVINOFacade(abc.ABC):
 
     @abc.abstractmethod
     def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
-        """The flat list of arrays that an element of ``input_data`` means."""
+        """Convert an element of ``input_data`` to the flat list of the network's arrays."""
 
     def nano_network_facts(self) -> dict[str, Any]:
-        """Return facts of the network for a saved directory."""
+        """Return the network's properties for a saved directory."""
         return {
             "config": {str(key): plain(value) for key, value in self.additional_config.items()},
             "device": self.nano_network.device,
@@ -137,7 +137,7 @@ class OpenVINOFacade(abc.ABC):
         }
 
     def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
-        """Write the network's files; return what :meth:`load_network` needs to know."""
+        """Write the network's files; return the metadata for :meth:`load_network`."""
         self.nano_network.save(directory)
         return {
             **self.nano_describe(),
@@ -158,17 +158,17 @@ class OpenVINOFacade(abc.ABC):
         cache_dir: Any = None,
         shapes: Any = None,
     ) -> ShapedNetwork:
-        """Return the network of a saved model.
+        """Load the network of a saved model.
 
         Parameters
         ----------
         directory : Path
         meta : mapping
-            What :meth:`save_to` returned.
+            Metadata from :meth:`save_to`.
         device, shapes : optional
-            Instead of the saved ones.
+            Device and shapes to use instead of the saved ones.
         cache_dir : str or Path, optional
-            As of :class:`~bigdl.nano.openvino.network.CompiledNetwork`.
+            See :class:`~bigdl.nano.openvino.network.CompiledNetwork`.
         """
         config, threads = saved_properties(meta)
         return ShapedNetwork(
@@ -183,10 +183,10 @@ class OpenVINOFacade(abc.ABC):
 
 
 def saved_properties(meta: Mapping) -> tuple[dict[str, Any], int | None]:
-    """Return properties and the thread count of a saved model.
+    """Return the OpenVINO properties and the thread count of a saved model.
 
-    Properties that name files, such as the directory of OpenVINO's cache, are left out: they may
-    not be on this machine, and a file must not name others that are read and written.
+    Properties with file paths, such as the directory of OpenVINO's cache, are dropped: the files
+    may not exist on this machine, and a saved model must not choose files to read and write.
     """
     config = _without_files(renamed_properties(meta.get("config") or {}))
     threads = config.pop("INFERENCE_NUM_THREADS", None)
@@ -203,7 +203,7 @@ def _without_files(config: Mapping) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value, such as a property of OpenVINO, in the types of YAML."""
+    """Convert a value, such as an OpenVINO property, to types that YAML supports."""
     if isinstance(value, Mapping):
         return {
             key if isinstance(key, int) else str(key): plain(each) for key, each in value.items()
@@ -218,33 +218,32 @@ def plain(value: Any) -> Any:
 class OpenVINOModel(OpenVINOFacade):
     """A network in OpenVINO's format, called with arrays by position or by name.
 
-    One object may be called by several threads at the same time.
+    Several threads may call one object at the same time.
 
     Parameters
     ----------
     ie_network : str, Path, or openvino.Model
-        An ``.xml`` file with its ``.bin`` beside it, an ``.onnx`` file, a directory that
-        :meth:`save` made, or a network in memory.
+        An ``.xml`` file with its ``.bin`` file next to it, an ``.onnx`` file, a directory from
+        :meth:`save`, or a network in memory.
     device : str
-        ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"`` (or its old name ``"VPUX"``), ``"AUTO"``, ….
+        ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"`` (formerly ``"VPUX"``), ``"AUTO"``, ….
     precision : str
-        What the network computes in, or was quantized to; see
-        :data:`bigdl.nano.acceleration.PRECISIONS`. Quantizing is done by :meth:`pot`.
+        Precision of the computation, or of a quantized network; see
+        :data:`bigdl.nano.acceleration.PRECISIONS`. Use :meth:`pot` to quantize.
     thread_num : int, optional
-        Threads of one inference on a CPU; by default one for each physical core in the affinity
-        mask.
+        Threads of one inference on a CPU. Default: one per physical core in the affinity mask.
     config : mapping, optional
-        Properties of OpenVINO; they go before what the other parameters mean.
+        OpenVINO properties. They override the properties set by other parameters.
     shapes : str, mapping or sequence, optional
-        Shapes to give the inputs first, as in :meth:`reshape`.
+        New shapes of the inputs, as in :meth:`reshape`.
     cache_dir : str or Path, optional
-        Directory in which OpenVINO keeps compiled networks, so that the next start is faster.
+        Directory in which OpenVINO caches compiled networks, so that the next start is faster.
 
     Raises
     ------
     UsageError
-        If the network cannot be read, reshaped or compiled, or the device or a type of numbers is
-        not there.
+        If the network cannot be read, reshaped or compiled, or the device or precision is not
+        available.
 
     Examples
     --------
@@ -292,7 +291,7 @@ class OpenVINOModel(OpenVINOFacade):
         *inputs : array_like or torch.Tensor
             The first inputs in the network's order.
         **named : array_like or torch.Tensor
-            The others by their names.
+            The other inputs by name.
 
         Returns
         -------
@@ -302,7 +301,7 @@ class OpenVINOModel(OpenVINOFacade):
         Raises
         ------
         UsageError
-            If inputs are missing, are given twice, or do not fit.
+            If inputs are missing, duplicate or do not fit.
         """
         return self.nano_result_of(self.nano_network.infer(self._ordered(inputs, named)))
 
@@ -317,13 +316,13 @@ class OpenVINOModel(OpenVINOFacade):
         return results[0] if len(results) == 1 else results
 
     def save(self, path: Any) -> None:
-        """Write the network.
+        """Write the network to files.
 
         Parameters
         ----------
         path : str or Path
-            An ``.xml`` file, or a directory, which is created, for ``ov_saved_model.xml`` and
-            ``.bin``.
+            An ``.xml`` file, or a directory for ``ov_saved_model.xml`` and ``.bin``, which is
+            created.
         """
         self.nano_network.save(path)
 
@@ -338,7 +337,7 @@ class OpenVINOModel(OpenVINOFacade):
         sample_size: int = 300,
         **options: Any,
     ) -> OpenVINOModel:
-        """Quantize to 8-bit integers after training.
+        """Quantize the network to 8-bit integers after training.
 
         Parameters
         ----------
@@ -346,35 +345,36 @@ class OpenVINOModel(OpenVINOFacade):
             Batches for calibration: inputs, or pairs (inputs, target), or (input, …, target).
             Elements beyond the network's inputs are the target.
         metric : callable or torchmetrics.Metric, optional
-            ``metric(predictions, targets) -> float``. With it, layers go back to floating point
-            until the figure on `dataloader` is good enough.
+            ``metric(predictions, targets) -> float``. If set, layers are restored to floating
+            point until the metric on `dataloader` is good enough.
         higher_better : bool
-            Whether a higher figure is better.
+            True if a higher metric is better.
         drop_type : str
-            Whether `maximal_drop` is ``"relative"`` to the figure of this model or ``"absolute"``.
+            ``"relative"`` if `maximal_drop` is relative to the metric of this model, or
+            ``"absolute"``.
         maximal_drop : float
-            By how much the figure may get worse.
+            Largest allowed loss of the metric.
         max_iter_num : int
-            Rounds of taking layers back.
+            Largest number of rounds of restoring layers.
         sample_size : int
-            Samples to calibrate with.
+            Number of calibration samples.
         **options
-            Further arguments of ``nncf.quantize``, e.g. ``preset`` or ``ignored_scope`` (by
-            default recurrent layers); `smooth` of
-            :class:`bigdl.nano.openvino.quantization.Quantizer`; ``weights_only=True`` to leave
-            activations as they are, then also ``precision="int4"`` and `weight_options`, a
+            Further arguments of ``nncf.quantize``, e.g. ``preset`` or ``ignored_scope`` (default:
+            recurrent layers); `smooth` of
+            :class:`bigdl.nano.openvino.quantization.Quantizer`; ``weights_only=True`` to quantize
+            no activations, optionally with ``precision="int4"`` and `weight_options`, a
             :class:`~bigdl.nano.acceleration.WeightOptions`.
 
         Returns
         -------
         OpenVINOModel
-            The quantized model, on the same device with the same threads. This one stays as it
-            is.
+            The quantized model, on the same device with the same threads. This model is not
+            changed.
 
         Raises
         ------
         UsageError
-            If `dataloader` is empty or does not fit the network, or an argument makes no sense.
+            If `dataloader` is empty or does not fit the network, or an argument is invalid.
 
         Examples
         --------
@@ -390,7 +390,7 @@ class OpenVINOModel(OpenVINOFacade):
         >>> bool(np.allclose(quantized(rows), rows, atol=0.02))
         True
         """
-        from bigdl.nano.openvino.quantization import Quantizer, figure_of, split_batch
+        from bigdl.nano.openvino.quantization import Quantizer, metric_of, split_batch
 
         check_choice("drop_type", drop_type, ("relative", "absolute"))
         check_positive("sample_size", sample_size)
@@ -407,7 +407,7 @@ class OpenVINOModel(OpenVINOFacade):
             labelled.append((inputs, target))
         if not calibration:
             raise UsageError(
-                "Quantizing needs samples to calibrate with, but the data is empty",
+                "Quantization needs calibration samples, but the data is empty",
                 code="data-empty",
             )
         chosen = check_choice("precision", options.pop("precision", INT8), (INT8, INT4))
@@ -418,7 +418,7 @@ class OpenVINOModel(OpenVINOFacade):
         goal = None
         if metric is not None:
             goal = AccuracyGoal(
-                lambda network: figure_of(network, metric, labelled),
+                lambda network: metric_of(network, metric, labelled),
                 bool(higher_better),
                 maximal_drop if drop_type == "relative" else None,
                 maximal_drop if drop_type == "absolute" else None,
@@ -433,8 +433,7 @@ class OpenVINOModel(OpenVINOFacade):
 
     @property
     def ie_network(self):
-        """The ``openvino.Model``; a network or path that is set is compiled with the same
-        properties."""
+        """The ``openvino.Model``; assigning another one compiles it with the same properties."""
         return self.nano_network.network
 
     @ie_network.setter
@@ -448,16 +447,16 @@ class OpenVINOModel(OpenVINOFacade):
 
     @property
     def device(self) -> str:
-        """The device as OpenVINO spells it."""
+        """Device name as OpenVINO spells it."""
         return self.nano_network.device
 
     @property
     def thread_num(self) -> int | None:
-        """Threads of one inference as they were asked for."""
+        """Requested number of threads of one inference."""
         return self.nano_network.thread_num
 
     def _ordered(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        """One array for each input of the network."""
+        """Return one array for each input of the network."""
         if not named:
             return [as_array(each) for each in inputs]
         names = tuple(self.forward_args)

@@ -1,7 +1,7 @@
-"""Networks of OpenVINO: read, named, reshaped, written, and compiled for one device.
+"""OpenVINO networks: reading, reshaping, writing, and compiling for a device.
 
-This is the part that every accelerated model in OpenVINO stands on, whatever framework it came
-from. It knows no framework itself: a compiled network takes and gives lists of arrays.
+All models accelerated with OpenVINO use this module, whatever their framework. A compiled network
+takes and returns lists of arrays.
 """
 
 import functools
@@ -31,10 +31,10 @@ from bigdl.nano.openvino.integers import IntegerGuard, forbid_negative
 openvino = LazyModule("openvino", "nano")
 
 SAVED_NAME = "ov_saved_model"
-"""Name, without suffix, of the two files of a network in a directory of its own."""
+"""Name, without suffix, of the two files of a network in a saved directory."""
 
 _READABLE = (".xml", ".onnx")
-# What properties of OpenVINO were called before 2022.
+# OpenVINO property names before 2022, and today's names.
 _RENAMED = {
     "CPU_THREADS_NUM": "INFERENCE_NUM_THREADS",
     "CPU_THROUGHPUT_STREAMS": "NUM_STREAMS",
@@ -46,18 +46,18 @@ _NAMED_VALUE = re.compile(r"\s*(?P<name>[^\[\](),]*?)\s*[\[(](?P<value>[^\[\]()]
 
 @functools.cache
 def core():
-    """The ``openvino.Core`` of this process; it is safe to use from several threads."""
+    """Return the ``openvino.Core`` of this process, which is thread-safe."""
     return openvino.Core()
 
 
 def checked_device(device: str) -> str:
-    """Return the name of a device as this version of OpenVINO spells it.
+    """Return a device name as this version of OpenVINO spells it; refuse missing devices.
 
     Parameters
     ----------
     device : str
-        ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"`` (``"VPUX"`` is its old name), or one of
-        OpenVINO's combinations such as ``"AUTO:GPU,CPU"``.
+        ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"`` (formerly ``"VPUX"``), or a combination such as
+        ``"AUTO:GPU,CPU"``.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def checked_device(device: str) -> str:
     wanted = [each.partition("(")[0] for each in listed.split(",") if each] if combined else [name]
     present = core().available_devices
     for each in wanted:
-        each = each.lstrip("-")  # "AUTO:-GPU" leaves one out
+        each = each.lstrip("-")  # "AUTO:-GPU" excludes a device
         if not any(have == each or have.startswith(f"{each}.") for have in present):
             raise UsageError(
                 f"Your machine don't have {each} device (only have {','.join(present)}), "
@@ -87,12 +87,12 @@ def checked_device(device: str) -> str:
 
 
 def supports_bf16() -> bool:
-    """Return True if the processor has instructions for bfloat16."""
+    """Return True if the processor has bfloat16 instructions."""
     return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def renamed_properties(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return properties under the names that OpenVINO has for them today."""
+    """Return properties under the names that OpenVINO uses today."""
     return {
         _RENAMED.get(key, key): _RENAMED_VALUES.get(value, value)
         if isinstance(value, str)
@@ -102,14 +102,14 @@ def renamed_properties(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_network(source: Any):
-    """Return a network from any of its forms.
+    """Read a network from files, bytes or an ``openvino.Model``.
 
     Parameters
     ----------
     source : str, Path, pair of bytes, or openvino.Model
-        An ``.xml`` file with its ``.bin`` beside it, an ``.onnx`` file, a directory that
-        :func:`write_network` made, the content of the two files, or a network itself, which is
-        returned as it is.
+        An ``.xml`` file with its ``.bin`` file next to it, an ``.onnx`` file, a directory from
+        :func:`write_network`, the content of the two files, or a network, which is returned
+        unchanged.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def read_network(source: Any):
     Raises
     ------
     UsageError
-        If there is no such file or it holds no network.
+        If the file does not exist or holds no network.
     """
     if isinstance(source, openvino.Model):
         return source
@@ -153,15 +153,15 @@ def read_network(source: Any):
 def write_network(network, path: str | os.PathLike) -> Path:
     """Write a network as a pair of files, ``.xml`` and ``.bin``.
 
-    The files come into being at once when they are complete, so that a network may be written
-    over the files that it was read from, whose weights are still mapped into memory.
+    Complete files replace existing ones atomically, so a network may overwrite the files that it
+    was read from, whose weights are still mapped into memory.
 
     Parameters
     ----------
     network : openvino.Model
-        What to write; its constants keep their types.
+        Network to write; its constants keep their types.
     path : str or Path
-        The ``.xml`` file, or a directory, which is created, for ``ov_saved_model.xml``.
+        The ``.xml`` file, or a directory for ``ov_saved_model.xml``, which is created.
 
     Returns
     -------
@@ -173,18 +173,18 @@ def write_network(network, path: str | os.PathLike) -> Path:
         target = target / f"{SAVED_NAME}.xml"
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".saving-") as folder:
-        aside = Path(folder, target.name)
-        openvino.save_model(network, aside, compress_to_fp16=False)
-        # The weights first: a reader that finds the new text also finds the new weights.
-        os.replace(aside.with_suffix(".bin"), target.with_suffix(".bin"))
-        os.replace(aside, target)
+        temporary = Path(folder, target.name)
+        openvino.save_model(network, temporary, compress_to_fp16=False)
+        # Replace the weights first, so that the new .xml file never refers to the old weights.
+        os.replace(temporary.with_suffix(".bin"), target.with_suffix(".bin"))
+        os.replace(temporary, target)
     return target
 
 
 def network_bytes(network, *, half: bool = False) -> tuple[bytes, bytes]:
     """Return the content of the two files of a network, as :func:`read_network` takes it.
 
-    With `half` constants in fp32 are stored in fp16.
+    With `half`, fp32 constants are stored in fp16.
     """
     with scratch_folder("network") as folder:
         text = Path(folder, "network.xml")
@@ -193,12 +193,12 @@ def network_bytes(network, *, half: bool = False) -> tuple[bytes, bytes]:
 
 
 def port_name(port) -> str:
-    """Return the name of an input or output; the name of its node where it has none of its own."""
+    """Return the name of an input or output, or of its node if it has none."""
     return port.get_any_name() if port.get_names() else port.get_node().get_friendly_name()
 
 
 def parse_shapes(shapes: Any, network) -> dict[int, Any]:
-    """Return wanted shapes of a network's inputs.
+    """Parse new shapes for a network's inputs.
 
     Parameters
     ----------
@@ -207,17 +207,17 @@ def parse_shapes(shapes: Any, network) -> dict[int, Any]:
         names to shapes, one shape, or one shape for each input. A dimension is a number, a range
         such as ``1..8``, or ``?`` or -1 for any size.
     network : openvino.Model
-        The network that has the inputs.
+        Network with the inputs.
 
     Returns
     -------
     dict of int to openvino.PartialShape
-        By position of the input; an input that is not named keeps its shape.
+        Shapes by position of the input; other inputs keep their shapes.
 
     Raises
     ------
     UsageError
-        If there is no such input, or `shapes` cannot be understood.
+        If there is no such input, or `shapes` is invalid.
     """
     if isinstance(shapes, str):
         shapes = named_values(shapes)
@@ -234,7 +234,7 @@ def parse_shapes(shapes: Any, network) -> dict[int, Any]:
 
 
 def reshaped(network, shapes: Any):
-    """Return the network itself if its inputs have these shapes, else a copy whose inputs do.
+    """Return a copy of the network with these input shapes, or itself if it has them.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ def reshaped(network, shapes: Any):
     Raises
     ------
     UsageError
-        If the network cannot have such inputs.
+        If the network cannot have these input shapes.
     """
     wanted = parse_shapes(shapes, network)
     if all(network.inputs[i].partial_shape == shape for i, shape in wanted.items()):
@@ -259,7 +259,7 @@ def reshaped(network, shapes: Any):
 
 
 def loose_shapes(network) -> dict[int, Any]:
-    """Return shapes of the inputs with any number of rows, by position; of those that have rows."""
+    """Return the input shapes with a dynamic first dimension, by position of the input."""
     shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
     return {
         position: openvino.PartialShape([-1, *list(shape)[1:]])
@@ -269,12 +269,12 @@ def loose_shapes(network) -> dict[int, Any]:
 
 
 def named_values(text: str) -> dict[str, str]:
-    """Return what stands in brackets after each name, e.g. of ``"x[1,3],y[?,4]"``; "" is no name.
+    """Parse text such as ``"x[1,3],y[?,4]"`` into a dict of names and bracket contents.
 
     Raises
     ------
     UsageError
-        If the text is not of this form.
+        If the text does not have this form.
     """
     values, end = {}, 0
     while end < len(text):
@@ -290,12 +290,12 @@ def named_values(text: str) -> dict[str, str]:
 
 
 def positions(key: str | int, network: Any) -> list[int]:
-    """Return the positions of the inputs of this name; "" means all.
+    """Return the positions of the inputs with this name; "" selects all.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If there is no such input.
     """
     ports = network.inputs
     if key == "":
@@ -317,18 +317,18 @@ def _partial_shape(shape: Any):
 
 
 def reason(error: Exception) -> str:
-    """Return the text of an exception of OpenVINO without the places in its source files."""
+    """Return the text of an OpenVINO exception without source file locations."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
-    return said[-1] if said else " ".join(lines)
+    texts = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+    return texts[-1] if texts else " ".join(lines)
 
 
 _COPIED = {"f32", "f64", "i8", "i16", "i32", "i64", "u8", "boolean"}
-_MOST_COPIED = 1 << 19  # bytes; handing one array over costs as much as copying about 100 kB
+_MOST_COPIED = 1 << 19  # bytes; sharing one array costs as much as copying about 100 kB
 
 
 class _BoundRequest:
-    """An infer request whose inputs and outputs stay the same memory."""
+    """An infer request with fixed input and output memory."""
 
     def __init__(self, compiled: Any):
         self._request = compiled.create_infer_request()
@@ -337,14 +337,14 @@ class _BoundRequest:
         self._outputs = [self._request.get_output_tensor(i).data for i in range(len(outputs))]
 
     def infer(self, arrays: Mapping[int, np.ndarray]) -> list[np.ndarray]:
-        for place, own in enumerate(self._inputs):
-            own[...] = arrays[place]
+        for index, memory in enumerate(self._inputs):
+            memory[...] = arrays[index]
         self._request.infer()
         return [each.copy() for each in self._outputs]
 
 
 class _Compilation:
-    """One compiled form of a network and the infer requests made from it."""
+    """One compilation of a network and its infer requests."""
 
     def __init__(self, network, device: str, config: dict[str, Any]):
         self.network = network
@@ -353,20 +353,20 @@ class _Compilation:
             self.compiled = core().compile_model(_numpy_ports(network), device, config)
         self.names = [port_name(port) for port in self.compiled.inputs]
         types = [port.get_element_type() for port in self.compiled.inputs]
-        # of an input's arrays; None for strings
+        # types of the input arrays; None for strings
         self.dtypes = [
             None if each.get_type_name() == "string" else np.dtype(each.to_dtype())
             for each in types
         ]
-        # deque's append and pop are atomic: a request belongs to one thread at a time.
+        # deque's append and pop are atomic, so a request belongs to one thread at a time.
         self.idle: deque = deque()
         self.bound: deque[_BoundRequest] = deque()
-        self.forms: dict[tuple, _Compilation] = {}
-        self.integers: IntegerGuard | None = None  # of the form for all shapes
+        self.by_shapes: dict[tuple, _Compilation] = {}
+        self.integers: IntegerGuard | None = None  # only of the compilation for all shapes
 
     @cached_property
-    def worth_forms(self) -> bool:
-        """True if a form for each shape gains: a small network with dynamic inputs."""
+    def worth_static_shapes(self) -> bool:
+        """True if a compilation per shape is worthwhile: for small networks with dynamic inputs."""
         ops = self.network.get_ops()
         constants = (op.get_byte_size() for op in ops if op.get_type_name() == "Constant")
         dynamic = any(port.partial_shape.is_dynamic for port in self.network.inputs)
@@ -374,7 +374,7 @@ class _Compilation:
 
     @cached_property
     def input_shapes(self) -> list[tuple[int, ...]] | None:
-        """Shapes of arrays that are copied into a request; None where they are handed over."""
+        """Input shapes if arrays are copied into a request; None if they are shared."""
         ports = [*self.compiled.inputs, *self.compiled.outputs]
         names = {port.get_element_type().get_type_name() for port in ports}
         fixed = all(port.partial_shape.is_static for port in ports)
@@ -386,12 +386,12 @@ class _Compilation:
         return shapes[: len(self.compiled.inputs)]
 
     def infer_bound(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
-        """Run once by copying small arrays; None if they are not of the shapes for that."""
+        """Run once by copying small arrays; return None if their shapes do not fit."""
         shapes = self.input_shapes
         if shapes is None:
             return None
         arrays = _fitting(inputs, self)
-        if any(arrays[place].shape != shape for place, shape in enumerate(shapes)):
+        if any(arrays[index].shape != shape for index, shape in enumerate(shapes)):
             return None
         try:
             request = self.bound.pop()
@@ -417,44 +417,44 @@ class _Compilation:
 
 
 class CompiledNetwork:
-    """A network of OpenVINO that is ready to run; any number of threads may call it.
+    """A compiled OpenVINO network; any number of threads may call it.
 
     Parameters
     ----------
     network : str, Path, pair of bytes, or openvino.Model
         See :func:`bigdl.nano.openvino.network.read_network`.
     device : str
-        ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"`` (or its old name ``"VPUX"``), ``"AUTO"``, ….
+        ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"`` (formerly ``"VPUX"``), ``"AUTO"``, ….
     precision : str
-        What the network computes in, or was quantized to; see
+        Precision of the computation, or of a quantized network; see
         :data:`bigdl.nano.acceleration.PRECISIONS`. It sets ``INFERENCE_PRECISION_HINT`` on a CPU.
     thread_num : int, optional
-        Threads of one inference on a CPU (``INFERENCE_NUM_THREADS``); by default OpenVINO takes
-        one for each physical core in the affinity mask. Other devices do not use it. Fewer
-        threads than cores are not pinned, since several processes may share the machine.
+        Threads of one inference on a CPU (``INFERENCE_NUM_THREADS``). Default: one per physical
+        core in the affinity mask. Other devices ignore it. Fewer threads than cores are not pinned,
+        since several processes may share the machine.
     config : mapping, optional
-        Properties of OpenVINO, e.g. ``{"PERFORMANCE_HINT": "THROUGHPUT"}``. They go before what
-        the other parameters mean.
+        OpenVINO properties, e.g. ``{"PERFORMANCE_HINT": "THROUGHPUT"}``. They override the
+        properties set by other parameters.
     shapes : str, mapping or sequence, optional
-        Shapes to give the inputs first; see :func:`bigdl.nano.openvino.network.parse_shapes`.
+        New shapes of the inputs; see :func:`bigdl.nano.openvino.network.parse_shapes`.
     cache_dir : str or Path, optional
-        Directory in which OpenVINO keeps compiled networks (``CACHE_DIR``).
+        Directory in which OpenVINO caches compiled networks (``CACHE_DIR``).
 
     Attributes
     ----------
     device, precision, thread_num
-        As given; the device as OpenVINO spells it.
+        The arguments; the device as OpenVINO spells it.
     additional_config : dict
-        What the caller asked for: `config` with the properties that `precision`, `thread_num` and
-        `cache_dir` stand for.
+        Requested properties: `config` with the properties set by `precision`, `thread_num` and
+        `cache_dir`.
     final_config : dict
-        All that the network was compiled with.
+        All properties that the network was compiled with.
 
     Raises
     ------
     UsageError
-        If the network cannot be read, reshaped or compiled, or the device or a type of numbers is
-        not there.
+        If the network cannot be read, reshaped or compiled, or the device or precision is not
+        available.
 
     Examples
     --------
@@ -491,15 +491,15 @@ class CompiledNetwork:
         network = read_network(network)
         self.device = checked_device(device)
         self.thread_num = thread_num
-        self._lock = threading.Lock()  # of those who change the compilation
+        self._lock = threading.Lock()  # held while the compilation changes
         self._configure(dict(config or {}), cache_dir)
         if shapes is not None:
             network = reshaped(network, shapes)
         self._now = self._compiled(network)
 
     def _compiled(self, network: Any) -> _Compilation:
-        """Return a network's compilation, with the limits of its integers."""
-        device, config = self.device, self.final_config  # not self: its threads end with it
+        """Compile a network and derive the limits of its integers."""
+        device, config = self.device, self.final_config  # no reference cycle through self
         made = _Compilation(network, device, config)
         made.integers = IntegerGuard(
             network, made.names, lambda rest: _Compilation(rest, device, config)
@@ -508,7 +508,7 @@ class CompiledNetwork:
 
     @property
     def network(self):
-        """The ``openvino.Model``; setting another one compiles it with the same properties."""
+        """The ``openvino.Model``; assigning another one compiles it with the same properties."""
         return self._now.network
 
     @network.setter
@@ -534,7 +534,7 @@ class CompiledNetwork:
 
     @property
     def num_threads(self) -> int:
-        """Threads that one inference may use; 0 on a device that has none."""
+        """Number of threads of one inference; 0 if the device does not report it."""
         try:
             return int(self._now.compiled.get_property("INFERENCE_NUM_THREADS"))
         except RuntimeError:
@@ -546,19 +546,18 @@ class CompiledNetwork:
         Parameters
         ----------
         inputs : sequence of array_like
-            One array for each input, in order. Contiguous arrays of the network's types are read
-            where they lie.
+            One array per input, in order. Contiguous arrays of the network's types are not copied.
 
         Returns
         -------
         list of ndarray
-            One array for each output, which the caller owns.
+            One array per output, owned by the caller.
 
         Raises
         ------
         UsageError
             If the number of arrays, a shape or a type does not fit, an index is outside of its
-            table, or integers cannot be computed in the 32 bits that OpenVINO has.
+            table, or integers exceed OpenVINO's 32 bits.
         """
         now, inputs = self._ready_for(inputs)
         copied = now.infer_bound(inputs) if self.device == "CPU" else None
@@ -571,32 +570,32 @@ class CompiledNetwork:
             now.idle.append(request)
 
     def expect_callers(self, callers: int) -> None:
-        """Compile for so many threads that call at the same time.
+        """Compile for `callers` threads that call the network concurrently.
 
-        Each then has its share of the cores of a CPU, where one call alone would have all. What was
-        asked for by a number of threads or properties of OpenVINO stays as it is.
+        Each call then uses a share of the CPU cores instead of all. A requested number of threads
+        and requested OpenVINO properties stay unchanged.
         """
         streams = min(callers, len(usable_cores()))
-        asked = {"NUM_STREAMS", "PERFORMANCE_HINT"} & set(self.additional_config)
-        if self.device == "CPU" and self.thread_num is None and streams > 1 and not asked:
+        requested = {"NUM_STREAMS", "PERFORMANCE_HINT"} & set(self.additional_config)
+        if self.device == "CPU" and self.thread_num is None and streams > 1 and not requested:
             self.final_config = {**self.final_config, "NUM_STREAMS": streams}
             self.network = self.network
 
     def lend_request(self) -> tuple[Any, Callable[[], None]]:
-        """Return an infer request that nobody else uses, and a function that takes it back."""
+        """Return an infer request for exclusive use, and a function that returns it."""
         now = self._now
         request = now.take()
         return request, functools.partial(now.idle.append, request)
 
     def infer_by(self, request: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run the network once by a request that :meth:`lend_request` returned."""
+        """Run the network once with a request from :meth:`lend_request`."""
         now, arrays = self._ready_for(inputs)
         return now.infer(request, arrays)
 
     def forbid_negative(self, positions: Iterable[int]) -> None:
-        """Refuse negative integers in these inputs from now on, also where the network is saved.
+        """Refuse negative integers in these inputs from now on, also after saving the network.
 
-        A runtime takes a negative index for a place from the end, which a framework may refuse.
+        OpenVINO counts a negative index from the end, but the framework may refuse it.
         """
         with self._lock:
             now = self._now
@@ -604,7 +603,7 @@ class CompiledNetwork:
             now.integers = self._compiled(now.network).integers
 
     def _ready_for(self, inputs: Sequence[np.ndarray]) -> tuple[_Compilation, Sequence[np.ndarray]]:
-        """Return the compilation for these inputs, and the arrays that it takes."""
+        """Return the compilation for these inputs, and its input arrays."""
         now = self._now
         guard = now.integers
         if guard is not None and guard.limits:
@@ -612,9 +611,9 @@ class CompiledNetwork:
             other = guard.checked(inputs)
             if other is not None:
                 return other
-        return self._form_for(inputs), inputs
+        return self._compilation_for(inputs), inputs
 
-    def _form_for(self, inputs: Sequence[np.ndarray]) -> _Compilation:
+    def _compilation_for(self, inputs: Sequence[np.ndarray]) -> _Compilation:
         return self._now
 
     def infer_many(
@@ -625,20 +624,20 @@ class CompiledNetwork:
         Parameters
         ----------
         batches : iterable of sequence of array_like
-            What :meth:`infer` takes, many times.
+            Inputs of one :meth:`infer` call each.
         num_requests : int
-            Inferences under way at the same time; 0 means the number that OpenVINO finds best for
-            the compiled network, which is 1 unless it was compiled for throughput.
+            Number of concurrent inferences; 0 uses OpenVINO's optimal number for the compiled
+            network, which is 1 unless it was compiled for throughput.
 
         Returns
         -------
         list of list of ndarray
-            In the order of `batches`.
+            Results in the order of `batches`.
 
         Raises
         ------
         UsageError
-            If one of the inputs does not fit, after those that were under way have ended.
+            If one of the inputs does not fit, after the running inferences have ended.
         """
         check_integer("num_requests", num_requests, 0)
         optimal = self.compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
@@ -653,7 +652,7 @@ class CompiledNetwork:
             return results + [each.result() for each in running]
 
     def reshape(self, shapes: Any) -> tuple[bool, str | None]:
-        """Give the inputs other shapes.
+        """Change the shapes of the inputs.
 
         Parameters
         ----------
@@ -663,9 +662,9 @@ class CompiledNetwork:
         Returns
         -------
         ok : bool
-            Whether the inputs have these shapes now. If not, everything is as it was.
+            True if the inputs have these shapes now; otherwise nothing has changed.
         error : str or None
-            Why not.
+            Reason for a failure.
         """
         with self._lock:
             try:
@@ -681,7 +680,7 @@ class CompiledNetwork:
         return write_network(self._now.network, path)
 
     def __getstate__(self) -> dict:
-        """Pickle the content of its files; it is compiled again when it is read or copied."""
+        """Return a state with the content of the network's files, to be compiled again."""
         state = {key: value for key, value in vars(self).items() if key != "_lock"}
         return state | {"_now": network_bytes(self._now.network)}
 
@@ -705,34 +704,34 @@ class CompiledNetwork:
                 f"{', '.join(sorted(able))} on this machine",
                 code="processor-unsupported",
             )
-        meant: dict[str, Any] = {}
+        requested: dict[str, Any] = {}
         defaults: dict[str, Any] = {}
         if cache_dir is not None:
-            meant["CACHE_DIR"] = str(cache_dir)
+            requested["CACHE_DIR"] = str(cache_dir)
         if on_cpu:
-            (meant if self.precision == BF16 else defaults).update(self.precision.hints)
+            (requested if self.precision == BF16 else defaults).update(self.precision.hints)
         elif _may_take_cpu(self.device):
-            # Each of these devices has the properties of the ones behind it.
+            # A combined device takes the properties of its member devices.
             defaults["DEVICE_PROPERTIES"] = {"CPU": dict(self.precision.hints)}
         if on_cpu and self.thread_num is not None:
-            meant["INFERENCE_NUM_THREADS"] = self.thread_num
+            requested["INFERENCE_NUM_THREADS"] = self.thread_num
             if self.thread_num < len(usable_cores()):
-                # Pinning begins with the first core: several processes with a few threads each,
-                # which together use the machine, would all compute on the same cores.
+                # Pinning starts at the first core, so several processes with a few threads each
+                # would all compute on the same cores.
                 defaults["ENABLE_CPU_PINNING"] = False
-        self.additional_config = meant | config
+        self.additional_config = requested | config
         self.final_config = defaults | self.additional_config
 
 
 def _may_take_cpu(device: str) -> bool:
-    """Return True for a combination of devices in which the CPU may be."""
+    """Return True for a combination of devices that may include the CPU."""
     plugin, _, listed = device.partition(":")
     names = [each.partition("(")[0] for each in listed.split(",")]
     return plugin in ("AUTO", "MULTI", "HETERO") and (not listed or "CPU" in names)
 
 
 def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
-    """Arrays of the network's types by position."""
+    """Convert the inputs to arrays of the network's types, by position."""
     if len(inputs) != len(now.names):
         raise UsageError(
             f"The network has {len(now.names)} inputs ({', '.join(now.names)}), "
@@ -747,8 +746,8 @@ def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
         elif array.dtype != dtype:
             if not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise UsageError(
-                    f"Input {now.names[position]} is of {dtype}, and {array.dtype} cannot be made "
-                    "that without loss",
+                    f"Input {now.names[position]} is of {dtype}, and {array.dtype} cannot be "
+                    "converted to it without loss",
                     code="model-input",
                     argument=now.names[position],
                 )
@@ -758,14 +757,14 @@ def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
 
 
 def _fixed_width(array: np.ndarray, name: str) -> np.ndarray:
-    """Return texts as the fixed-width array that OpenVINO takes."""
+    """Convert strings to the fixed-width array that OpenVINO takes."""
     if array.dtype.kind == "U":
         return array
     strings = as_strings(array, name)
     if any(each.endswith("\0") for each in strings.flat):
         raise UsageError(
-            f"Input {name!r} holds a text that ends with a null character, which "
-            "OpenVINO would cut",
+            f"Input {name!r} holds a string that ends with a null character, which "
+            "OpenVINO would truncate",
             code="data-value",
             argument=name,
         )
@@ -779,12 +778,12 @@ def _misfit(arrays: dict[int, np.ndarray], now: _Compilation, error: Exception) 
         for name, port in zip(now.names, now.compiled.inputs, strict=True)
     )
     return UsageError(
-        f"The network takes {taken} and was given {shapes}: {reason(error)}", code="model-input"
+        f"The network takes {taken}, but got {shapes}: {reason(error)}", code="model-input"
     )
 
 
 def _numpy_ports(network):
-    """The network, with float32 at the inputs and outputs that are in bf16, which numpy lacks."""
+    """Return the network with float32 instead of bfloat16 at its inputs and outputs."""
     bf16, f32 = openvino.Type.bf16, openvino.Type.f32
     ports = (network.inputs, network.outputs)
     if not any(port.get_element_type() == bf16 for side in ports for port in side):
@@ -797,42 +796,42 @@ def _numpy_ports(network):
     return steps.build()
 
 
-# Each form has weights of its own, so large networks, which gain little, have one form only.
+# Each compilation holds the weights, and large networks gain little, so these have only one.
 _MOST_SHAPES = 4
 _MOST_BYTES = 128 * 2**20
 
 
 class ShapedNetwork(CompiledNetwork):
-    """A network on a CPU with a compiled form for each of the first few shapes of its inputs.
+    """A network on a CPU with a separate compilation for each of its first few input shapes.
 
-    The first call with a new shape takes as long as compiling, up to some tenths of a second. All
-    calls with equal shapes go through the same form, so their results are equal to the last bit.
-    Further shapes, and networks of more than 128 MiB, share the dynamic form. Parameters are those
-    of :class:`CompiledNetwork`.
+    The first call with a new shape compiles the network, which takes up to some tenths of a second.
+    All calls with equal shapes use the same compilation, so their results are bit-identical.
+    Further shapes, and networks of more than 128 MiB, share the compilation for dynamic shapes.
+    Parameters are those of :class:`CompiledNetwork`.
     """
 
-    def _form_for(self, inputs: Sequence[np.ndarray]) -> _Compilation:
+    def _compilation_for(self, inputs: Sequence[np.ndarray]) -> _Compilation:
         now = self._now
-        if self.device != "CPU" or not now.worth_forms:
+        if self.device != "CPU" or not now.worth_static_shapes:
             return now
         shapes = tuple(np.shape(each) for each in inputs)
-        form = now.forms.get(shapes)
-        if form is None and len(now.forms) < _MOST_SHAPES:
-            form = self._compiled_for(shapes, now)
-        return form or now
+        compilation = now.by_shapes.get(shapes)
+        if compilation is None and len(now.by_shapes) < _MOST_SHAPES:
+            compilation = self._compiled_for(shapes, now)
+        return compilation or now
 
     def _compiled_for(self, shapes: tuple, now: _Compilation) -> _Compilation | None:
-        """Return a form for these shapes; None if the network does not take them."""
+        """Return a compilation for these shapes, or None if the network does not accept them."""
         with self._lock:
-            if shapes in now.forms:
-                return now.forms[shapes]
+            if shapes in now.by_shapes:
+                return now.by_shapes[shapes]
             ports = now.network.inputs
             if len(ports) != len(shapes) or not all(
                 port.partial_shape.compatible(openvino.PartialShape(shape))
                 for port, shape in zip(ports, shapes, strict=True)
             ):
                 return None
-            with suppress(UsageError):  # the dynamic form says what is wrong with the shapes
+            with suppress(UsageError):  # the dynamic compilation reports invalid shapes
                 network = reshaped(now.network, dict(enumerate(shapes)))
-                now.forms[shapes] = _Compilation(network, self.device, self.final_config)
-            return now.forms.get(shapes)
+                now.by_shapes[shapes] = _Compilation(network, self.device, self.final_config)
+            return now.by_shapes.get(shapes)

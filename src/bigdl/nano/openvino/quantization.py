@@ -1,4 +1,4 @@
-"""Networks of OpenVINO in integers, by NNCF, and what each of their layers costs."""
+"""Quantization of OpenVINO networks by NNCF, and its cost for each layer."""
 
 import ctypes
 import dataclasses
@@ -22,12 +22,13 @@ _SIZE_OF_STACK_T = 24  # of sigaltstack(2) on Linux: a pointer, an int, a size
 
 @contextmanager
 def kept_signal_stack() -> Iterator[None]:
-    """Leave this thread with the alternate signal stack that it had.
+    """Restore this thread's alternate signal stack after the block.
 
-    Every ``openvino.Core`` whose CPU plugin is loaded sets one and takes it back when it goes. Of
-    two that go in the order in which they came, the second brings back what the first has freed;
-    then the next signal that Python handles, such as Ctrl-C or the end of a child process, ends
-    the process without a word. NNCF makes several (openvino 2026.4, nncf 3.4).
+    Every ``openvino.Core`` with a loaded CPU plugin sets a signal stack and restores the previous
+    one when it is deleted. If two of them are deleted in the order of creation, the second restores
+    a stack that the first has freed. The next signal that Python handles, such as Ctrl-C or the end
+    of a child process, then ends the process silently. NNCF creates several (openvino 2026.4,
+    nncf 3.4).
     """
     sigaltstack = ctypes.CDLL(None).sigaltstack
     before = ctypes.create_string_buffer(_SIZE_OF_STACK_T)
@@ -40,14 +41,14 @@ def kept_signal_stack() -> Iterator[None]:
 
 
 RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell", "RNNCell")
-"""Operators that stay in floating point: OpenVINO 2026.4 loses the last state of quantized ones."""
+"""Operators kept in floating point: OpenVINO 2026.4 loses the last state if they are quantized."""
 
 
-def figure_of(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | None]]) -> float:
+def metric_of(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | None]]) -> float:
     """Return a metric of a network's first output."""
     if any(target is None for _, target in batches):
         raise UsageError(
-            "A metric compares with targets, but a batch has inputs only", code="data-structure"
+            "A metric needs targets, but a batch has only inputs", code="data-structure"
         )
     runner = CompiledNetwork(network)
     pairs = [(runner.infer(inputs)[0], target) for inputs, target in batches]
@@ -59,7 +60,7 @@ def figure_of(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | 
 
 
 def split_batch(batch: Any, names: list[str]) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Return the inputs in order, and the target if there is one."""
+    """Split a batch into the network's inputs in order and the target, or None."""
     inputs: Any = (batch,)
     rest: Sequence[Any] = ()
     if isinstance(batch, tuple | list):
@@ -88,7 +89,7 @@ def split_batch(batch: Any, names: list[str]) -> tuple[list[np.ndarray], np.ndar
     return arrays, np.asarray(as_array(rest[0])) if rest else None
 
 
-# Operators with weights or of two activations; what runs between them costs little accuracy.
+# Operators with weights or two activations; quantizing others costs little accuracy.
 _LAYERS = (
     "Convolution",
     "ConvolutionBackpropData",
@@ -97,37 +98,36 @@ _LAYERS = (
     "GroupConvolutionBackpropData",
     "MatMul",
 )
-# Batches on which the cost of each layer is measured.
+# Number of batches on which the cost of each layer is measured.
 _RANKED_ON = 2
 
 
 @dataclasses.dataclass
 class Quantizer:
-    """Quantizes one network, with all of its layers or with some.
+    """Quantization of one network, with all or some of its layers.
 
     Parameters
     ----------
     network : openvino.Model
-        Not changed.
+        Network to quantize; not changed.
     batches : list of list of ndarray
-        Flat lists of inputs.
+        Calibration data: flat lists of inputs.
     precision : Precision
-        Of weights; activations are quantized to 8 bits only.
+        Precision of weights; activations always have 8 bits.
     weights : WeightOptions or None
-        Quantize weights only. In 8 bits each channel has a scale of its own. In 4 bits embeddings
-        and the last layer have 8.
+        Options to quantize weights only. With 8 bits each channel has a scale. With 4 bits,
+        embeddings and the last layer have 8.
     smooth : bool or None
-        True to smooth, False not to. None decides for networks with attention: they are quantized
-        with and without smoothing (Xiao et al., 2022: it moves outliers of activations into the
-        weights), and the one with the smaller error is taken, for smoothing can also do harm.
+        True applies SmoothQuant (Xiao et al., 2022), which moves outliers of activations into the
+        weights; False does not. None quantizes networks with attention both ways and uses the one
+        with the smaller error, because smoothing can also increase it.
     options : mapping
         Further arguments of ``nncf.quantize``.
 
     Raises
     ------
     UsageError
-        If an option of weights does not go with the precision, or activations are to be quantized
-        to it.
+        If a weight option is incompatible with the precision, or activations would have 4 bits.
     """
 
     network: Any
@@ -151,23 +151,23 @@ class Quantizer:
         ):
             raise UsageError(
                 f"{weights} does not go with int8, whose weights have one scale for each channel; "
-                "leave out all but symmetric, or use precision='int4'",
+                "set only symmetric, or use precision='int4'",
                 code="argument-conflict",
                 argument="weight_options",
             )
 
     def quantized(self, excluded: tuple[str, ...] = ()) -> Any:
-        """Return the network in integers.
+        """Return the network quantized to integers.
 
         Parameters
         ----------
         excluded : tuple of str
-            Names of layers that stay in floating point, the first ones of :attr:`ranking`.
+            Names of layers to keep in floating point, the first ones of :attr:`ranking`.
 
         Raises
         ------
         UsageError
-            If the network is quantized already, or the data do not fit it.
+            If the network is already quantized, or the data do not fit it.
         """
         network, smooth = self._fully
         if not excluded:
@@ -178,7 +178,7 @@ class Quantizer:
 
     @cached_property
     def _fully(self) -> tuple[Any, bool | None]:
-        """The network with all of its layers quantized, and how it was smoothed."""
+        """The network with all layers quantized, and the smoothing that was used."""
         alternatives = [self.smooth]
         if self.smooth is None and self.weights is None and has_attention(self.network):
             alternatives = [False, True]
@@ -197,11 +197,11 @@ class Quantizer:
         if smooth is not None:
             keywords["model_type"] = nncf.ModelType.TRANSFORMER
         elif excluded:
-            # Zero points cost nothing measurable here, and save layers from being left out.
+            # Zero points cost no measurable time here, and more layers can be quantized.
             keywords.setdefault("preset", nncf.QuantizationPreset.MIXED)
         advanced: dict[str, Any] = {}
         if saturates_int8():
-            # Weights of 7 bits; where both factors are activations, neither is quantized.
+            # Use 7 bits for weights, and do not quantize products of two activations.
             advanced["overflow_fix"] = nncf.OverflowFix.ENABLE
             scope = keywords["ignored_scope"]
             products = [op.get_friendly_name() for op in _products_of_activations(self.network)]
@@ -216,7 +216,7 @@ class Quantizer:
         return self._made(nncf.quantize, {"calibration_dataset": self._data(), **keywords})
 
     def _with_small_weights(self, weights: WeightOptions, keywords: dict[str, Any]) -> Any:
-        """Return the network with weights in integers that are made floats when they are used."""
+        """Return the network with integer weights that are dequantized on use."""
         nncf = require("nncf", "nano")
         name = f"{self.precision}_{'sym' if weights.symmetric else 'asym'}".upper()
         keywords["mode"] = nncf.CompressWeightsMode[name]
@@ -245,7 +245,7 @@ class Quantizer:
         return require("nncf", "nano").Dataset(batches)
 
     def _made(self, make: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
-        """Call a function of NNCF with a copy of the network that takes these data."""
+        """Call a function of NNCF with a copy of the network that accepts the data's batches."""
         twin, shapes = _for_any_batch(self.network)
         sentence = "NNCF cannot quantize the network with these data"
         with (
@@ -267,9 +267,9 @@ class Quantizer:
 
     @cached_property
     def ranking(self) -> list[str]:
-        """Names of the quantized layers, the one whose quantization costs most first.
+        """Names of the quantized layers, the most costly to quantize first.
 
-        A layer's cost is what the outputs' error shrinks by when it alone is in floating point.
+        A layer's cost is the decrease of the outputs' error if only this layer is restored.
         """
         original = {op.get_friendly_name(): op for op in self.network.get_ops()}
         quantized, _ = self._fully
@@ -283,7 +283,7 @@ class Quantizer:
 
 
 def has_attention(network: Any) -> bool:
-    """Return True if a network multiplies activations by activations and takes a softmax."""
+    """Return True if a network multiplies activations by activations and has a softmax."""
     types = {op.get_type_name() for op in network.get_ops()}
     if "ScaledDotProductAttention" in types:
         return True
@@ -293,9 +293,9 @@ def has_attention(network: Any) -> bool:
 def _in_floats(network: Any) -> Sequence[str]:
     """Return the types of operators whose activations stay in floating point.
 
-    In a network that adds up values where an input says, as those of graphs do, all but products:
-    degrees and sums over edges have no range that calibration could find. With 8 bits for them a
-    GCN had an error of 0.43 on graphs of other degrees, and 0.15 without.
+    In networks with scatter operations, such as graph networks, these are all operators except
+    products: calibration cannot find the range of degrees and sums over edges. With 8 bits for them
+    a GCN had an error of 0.43 on graphs of other degrees, and 0.15 without.
     """
     types = {op.get_type_name() for op in network.get_ops()}
     if "ScatterElementsUpdate" not in types:
@@ -311,7 +311,7 @@ def _products_of_activations(network: Any) -> Iterator[Any]:
 
 
 def _constant_behind(value: Any) -> Any:
-    """Return the constant that a value is made of in a few steps; None if it is another."""
+    """Return the constant that a few simple operators turn into a value, or None."""
     node = value.get_node()
     for _ in range(6):
         if node.get_type_name() == "Constant":
@@ -323,12 +323,12 @@ def _constant_behind(value: Any) -> Any:
 
 
 def _for_any_batch(network):
-    """A copy that takes any number of rows, and the shapes that the network has."""
+    """Return a copy that takes any batch size, and the network's shapes."""
     shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
     twin = network.clone()
     try:
         twin.reshape(loose_shapes(network))
-    except RuntimeError:  # the number of rows is built in
+    except RuntimeError:  # the batch size is fixed
         return network.clone(), shapes
     return twin, shapes
 
@@ -347,13 +347,13 @@ def _quantized_layers(network) -> Iterator[Any]:
 
 
 def _unquantized(value):
-    """Return what an activation was before it was quantized; None if it was not."""
+    """Return an activation before its quantization, or None if it is not quantized."""
     node = value.get_node()
     return node.input_value(0) if node.get_type_name() == "FakeQuantize" else None
 
 
 def _is_compressed(value: Any) -> bool:
-    """Return True if a value is weights in integers that are scaled."""
+    """Return True if a value is a scaled integer constant."""
     constant = _constant_behind(value)
     return (
         constant is not None
@@ -363,7 +363,7 @@ def _is_compressed(value: Any) -> bool:
 
 
 def _restored(network, name: str, original) -> Any:
-    """A copy of a quantized network in which one layer is in floating point again."""
+    """Return a copy of a quantized network with one layer restored to floating point."""
     twin = network.clone()
     layer = next(op for op in twin.get_ops() if op.get_friendly_name() == name)
     for position, port in enumerate(layer.inputs()):
@@ -377,7 +377,7 @@ def _restored(network, name: str, original) -> Any:
 
 
 def _constant_of(original, position: int):
-    """A copy of the weights of a layer."""
+    """Return a copy of the weights of a layer, or None if they are no constant."""
     from openvino import opset13
 
     node = original.input_value(position).get_node()

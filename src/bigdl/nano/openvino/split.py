@@ -1,15 +1,15 @@
-"""A network split by its inputs: what depends on some of them alone, on the others alone, on both.
+"""A network split into a part for common inputs, a part for per-row inputs, and a joint part.
 
-A ranking model gets one user with many items, so the inputs of the user are equal in all rows.
-What depends on these *common* inputs alone is computed for one row, and what depends on the *own*
-inputs of the rows alone can be computed once for each item and be kept.  Only the rest, the *joint*
-part, is computed for every pair.
+A ranking model scores one user with many items, so the user's inputs are equal in all rows. The
+part of the network that depends on these *common* inputs alone is computed for one row. The part
+that depends on the *per-row* inputs alone is computed once for each item and can be cached. Only
+the *joint* part is computed for every pair.
 
-The graph is read from its inputs on.  A value that is made of columns of both kinds, as a
-concatenation is, is kept in pieces, each of one kind, as long as operations allow it: an operation
-for each element works on the pieces, a sum over them is a sum of sums, and the product of a
-concatenation with a matrix is the sum of the products of its pieces with parts of the matrix.
-What allows neither becomes a part of the joint network.
+The graph is traversed from its inputs. A value with columns of both parts, such as a concatenation,
+is kept as pieces, each of one part, as long as the operations allow it: an elementwise operation
+works on each piece, a sum over them is a sum of sums, and the product of a concatenation with a
+matrix is the sum of the products of the pieces with parts of the matrix. All other operations
+belong to the joint network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bigdl.nano.openvino.network import (
 
 __all__ = ["SplitError", "SplitNetwork"]
 
-_CONSTANT, _COMMON, _OWN, _BOTH = 0, 1, 2, 3  # what a value depends on, as bits
+_CONSTANT, _COMMON, _PER_ROW, _BOTH = 0, 1, 2, 3  # inputs that a value depends on, as bits
 
 _ELEMENTWISE = frozenset(
     (
@@ -49,11 +49,11 @@ _ELEMENTWISE = frozenset(
 )
 _REDUCTIONS = {"ReduceMax": "Maximum", "ReduceMin": "Minimum", "ReduceProd": "Multiply"}
 _RESHAPES = frozenset(("Reshape", "Squeeze", "Unsqueeze"))
-_MOST_VALUES = 1 << 20  # of one row, whose places a change of shape is worked out for
+_MOST_VALUES = 1 << 20  # values of one row up to which a reshape is tracked
 
 
 class SplitError(UsageError):
-    """A network cannot be split by these inputs.
+    """Exception raised when a network cannot be split by its common inputs.
 
     Examples
     --------
@@ -77,12 +77,12 @@ class _Plain:
 class _Pieces:
     """A value whose slices along one axis are pieces that depend on different inputs.
 
-    The value at ``places[i]`` along the axis is the i-th of the piece.
+    The value at ``positions[i]`` along the axis is the i-th of the piece.
     """
 
     axis: int
     size: int
-    pieces: list[tuple[int, Any, np.ndarray]]  # side, output, places
+    pieces: list[tuple[int, Any, np.ndarray]]  # side, output, positions
 
 
 @dataclass(frozen=True)
@@ -96,24 +96,24 @@ _Value = _Plain | _Pieces | _Sum
 
 
 class SplitNetwork:
-    """A network that computes many rows whose common inputs are equal; threads may call it.
+    """A network split for rows with equal common inputs; any number of threads may call it.
 
     Parameters
     ----------
     network : CompiledNetwork
-        Its inputs and outputs have a row for each example.
+        Network whose inputs and outputs have the batch as their first dimension.
     common : sequence of int
         Positions of the inputs that are equal in all rows.
 
     Attributes
     ----------
     width : int
-        Numbers that :meth:`own` gives for a row.
+        Number of values per row that :meth:`own` returns.
 
     Raises
     ------
     SplitError
-        If the network cannot be split, or nothing would be gained.
+        If the network cannot be split, or a split would not save computation.
 
     Examples
     --------
@@ -129,7 +129,7 @@ class SplitNetwork:
     >>> split = SplitNetwork(network, common=[0])
     >>> split.width
     2
-    >>> rows = split.own([np.array([[1, 1], [-9, 3]], np.float32)])  # kept by the caller
+    >>> rows = split.own([np.array([[1, 1], [-9, 3]], np.float32)])    # can be cached
     >>> split.joint(split.common([np.array([[1, 2]], np.float32)]), rows)
     [array([[3., 4.],
            [0., 8.]], dtype=float32)]
@@ -143,35 +143,35 @@ class SplitNetwork:
                 "thread_num": network.thread_num,
                 "config": network.final_config,
             }
-            kinds = (ShapedNetwork, CompiledNetwork, ShapedNetwork)
+            classes = (ShapedNetwork, CompiledNetwork, ShapedNetwork)
             made = [
-                kind(part, network.device, **how)
-                for kind, part in zip(kinds, parts.networks, strict=True)
+                cls(part, network.device, **how)
+                for cls, part in zip(classes, parts.networks, strict=True)
             ]
         except SplitError:
             raise
-        except Exception as error:  # whatever OpenVINO says of a graph that it does not take
+        except Exception as error:  # OpenVINO raises various errors for invalid graphs
             raise SplitError(f"The network cannot be split: {reason(error)}") from error
-        self._common, self._own, self._joint = made
+        self._common, self._per_row, self._joint = made
         self.width = parts.width
 
     def common(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return what depends on the common inputs alone; they have one row."""
+        """Run the part for the common inputs on their single row."""
         return self._common.infer(inputs)
 
     def own(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
-        """Return what depends on the other inputs alone, of shape ``(rows, width)``."""
-        return self._own.infer(inputs)[0]
+        """Run the part for the per-row inputs; return a matrix of shape ``(rows, width)``."""
+        return self._per_row.infer(inputs)[0]
 
     def joint(self, common: Sequence[np.ndarray], own: np.ndarray) -> list[np.ndarray]:
-        """Return the outputs of the network.
+        """Run the joint part and return the outputs of the network.
 
         Parameters
         ----------
         common : list of ndarray
-            What :meth:`common` gave.
+            Result of :meth:`common`.
         own : ndarray
-            What :meth:`own` gave, or rows of that.
+            Result of :meth:`own`, or rows of it.
         """
         return self._joint.infer([*common, own])
 
@@ -183,7 +183,7 @@ class _Parts:
 
 
 class _Graph:
-    """The walk through a network that makes the three parts of it."""
+    """Traversal of a network that builds its three parts."""
 
     def __init__(self, network: Any, common: frozenset[int]):
         from openvino import opset13
@@ -198,15 +198,15 @@ class _Graph:
         self._factories: dict[str, Any] = {}
 
     def parts(self) -> _Parts:
-        """Return the networks of the common, the own and the joint part."""
+        """Return the networks of the common, the per-row and the joint part."""
         network, ops = self._network, self._ops
-        inputs: dict[int, list[Any]] = {_COMMON: [], _OWN: []}
+        inputs: dict[int, list[Any]] = {_COMMON: [], _PER_ROW: []}
         forbidden, unsigned = never_negative(network), list[str]()
-        for place, parameter in enumerate(network.get_parameters()):
+        for index, parameter in enumerate(network.get_parameters()):
             shape = parameter.partial_shape
             if shape.rank.is_dynamic or not len(shape):
                 raise SplitError("An input of the network has no rows")
-            side = _COMMON if place in self._common else _OWN
+            side = _COMMON if index in self._common else _PER_ROW
             rows = openvino.PartialShape([-1, *list(shape)[1:]])
             twin = ops.parameter(rows, parameter.get_element_type(), name=_name(parameter))
             if port_name(parameter.output(0)) in forbidden:
@@ -214,25 +214,27 @@ class _Graph:
             inputs[side].append(twin)
             self._values[parameter.get_name(), 0] = _Plain(side, twin.output(0))
         if not all(inputs.values()):
-            raise SplitError("All inputs of the network are of one kind")
+            raise SplitError("The inputs of the network are all common or all per row")
         for node in network.get_ordered_ops():
             if node.get_type_name() not in ("Parameter", "Result"):
-                for place, value in enumerate(self._made(node)):
-                    self._values[node.get_name(), place] = value
+                for index, value in enumerate(self._made(node)):
+                    self._values[node.get_name(), index] = value
         results = [
             ops.result(self._for_all_rows(self._of(node.input(0))))
             for node in network.get_results()
         ]
         common = [(out, twin) for side, out, twin in self._lifted.values() if side == _COMMON]
-        own = [(out, twin) for side, out, twin in self._lifted.values() if side == _OWN]
-        if not common or not own:
-            raise SplitError("The outputs of the network depend on one kind of its inputs alone")
-        width, packed = self._pack(own)
+        per_row = [(out, twin) for side, out, twin in self._lifted.values() if side == _PER_ROW]
+        if not common or not per_row:
+            raise SplitError(
+                "The outputs of the network depend on only the common or only the per-row inputs"
+            )
+        width, packed = self._pack(per_row)
         first = [ops.result(out) for out, _ in common]
         joint = [*(twin.get_node() for _, twin in common), self._packed]
         models = [
             openvino.Model(first, inputs[_COMMON], "common"),
-            openvino.Model([ops.result(packed)], inputs[_OWN], "own"),
+            openvino.Model([ops.result(packed)], inputs[_PER_ROW], "own"),
             openvino.Model(results, joint, "joint"),
         ]
         for model in models[:2]:
@@ -242,24 +244,24 @@ class _Graph:
             made.get_tensor().set_names(names.get_names())
         return _Parts(models, width)
 
-    def _pack(self, own: list[tuple[Any, Any]]) -> tuple[int, Any]:
-        """Put what depends on the own inputs into one matrix, and take it apart in the joint part.
+    def _pack(self, per_row: list[tuple[Any, Any]]) -> tuple[int, Any]:
+        """Pack the per-row results into one matrix, and unpack it in the joint part.
 
-        One matrix can be kept, and rows of it be taken, by one call.
+        A single matrix is easy to cache, and its rows can be selected with one call.
         """
         ops, columns, sizes = self._ops, [], []
-        for out, _ in own:
+        for out, _ in per_row:
             shape = _fixed(_sizes(out))
             if shape is None:
-                raise SplitError("A part of the network has rows of various sizes")
+                raise SplitError("A part of the network has rows of dynamic size")
             sizes.append(int(np.prod(shape, dtype=np.int64)))
             flat = ops.reshape(out, ops.constant(np.array([-1, sizes[-1]])), False)
             is_float = out.get_element_type() == openvino.Type.f32
             columns.append(flat if is_float else ops.convert(flat, "f32"))
         self._packed.set_partial_shape(openvino.PartialShape([-1, sum(sizes)]))
         cuts = ops.variadic_split(self._packed, 1, ops.constant(np.array(sizes)))
-        for place, (out, twin) in enumerate(own):
-            part = self._with_rows(cuts.output(place), _fixed(_sizes(out)) or ())
+        for index, (out, twin) in enumerate(per_row):
+            part = self._with_rows(cuts.output(index), _fixed(_sizes(out)) or ())
             if out.get_element_type() != openvino.Type.f32:
                 part = ops.convert(part, out.get_element_type().get_type_name()).output(0)
             for each in list(twin.get_target_inputs()):
@@ -278,20 +280,20 @@ class _Graph:
             return output
         key = output.get_node().get_name(), output.get_index()
         if key not in self._lifted:
-            kind = output.get_element_type()
-            if side == _OWN and kind not in (openvino.Type.f32, openvino.Type.boolean):
-                raise SplitError(f"A part of the network gives {kind.get_type_name()}")
+            dtype = output.get_element_type()
+            if side == _PER_ROW and dtype not in (openvino.Type.f32, openvino.Type.boolean):
+                raise SplitError(f"A part of the network returns {dtype.get_type_name()}")
             shape = output.get_partial_shape()
             if shape.rank.is_dynamic or not len(shape):
-                raise SplitError("A part of the network gives no rows")
+                raise SplitError("A part of the network returns no rows")
             rows = openvino.Dimension(1 if side == _COMMON else -1)
-            twin = self._ops.parameter(openvino.PartialShape([rows, *list(shape)[1:]]), kind)
+            twin = self._ops.parameter(openvino.PartialShape([rows, *list(shape)[1:]]), dtype)
             twin.set_friendly_name(f"cut{len(self._lifted)}")
             self._lifted[key] = side, output, twin.output(0)
         return self._lifted[key][2]
 
     def _plain(self, value: _Value) -> _Plain:
-        """Return a value as what one node computes, in the joint part if it is in pieces."""
+        """Return a value as the output of one node, assembled in the joint part if necessary."""
         if isinstance(value, _Plain):
             return value
         if isinstance(value, _Sum):
@@ -301,9 +303,9 @@ class _Graph:
             return _Plain(_BOTH, first)
         outputs = [self._broadcast(self._lift(side, out)) for side, out, _ in value.pieces]
         joined = self._ops.concat(outputs, value.axis)
-        places = np.concatenate([each for *_, each in value.pieces])
-        if not np.array_equal(places, np.arange(value.size)):
-            joined = self._gather(joined.output(0), np.argsort(places), value.axis)
+        positions = np.concatenate([each for *_, each in value.pieces])
+        if not np.array_equal(positions, np.arange(value.size)):
+            joined = self._gather(joined.output(0), np.argsort(positions), value.axis)
             return _Plain(_BOTH, joined)
         return _Plain(_BOTH, joined.output(0))
 
@@ -325,12 +327,12 @@ class _Graph:
         target = ops.concat([self._rows, ones], 0) if len(shape) > 1 else self._rows
         return ops.broadcast(output, target, broadcast_spec="BIDIRECTIONAL").output(0)
 
-    def _gather(self, output: Any, places: np.ndarray, axis: int) -> Any:
+    def _gather(self, output: Any, positions: np.ndarray, axis: int) -> Any:
         ops = self._ops
-        return ops.gather(output, ops.constant(places.astype(np.int64)), axis).output(0)
+        return ops.gather(output, ops.constant(positions.astype(np.int64)), axis).output(0)
 
     def _clone(self, node: Any, inputs: Sequence[Any]) -> Any:
-        """Return a node like another on other inputs."""
+        """Return a copy of a node with other inputs."""
         version = node.get_type_info().version_id
         if version not in self._factories:
             from openvino.utils.node_factory import NodeFactory
@@ -340,20 +342,20 @@ class _Graph:
         return factory.create(node.get_type_name(), list(inputs), node.get_attributes())
 
     def _joined(self, axis: int, size: int, pieces: list[tuple[int, Any, np.ndarray]]) -> _Value:
-        """Return pieces along an axis; those of one side become one."""
+        """Join pieces along an axis, merging those of the same part."""
         merged = []
-        for side in (_CONSTANT, _COMMON, _OWN, _BOTH):
-            of_side = [(out, places) for each, out, places in pieces if each == side]
+        for side in (_CONSTANT, _COMMON, _PER_ROW, _BOTH):
+            of_side = [(out, positions) for each, out, positions in pieces if each == side]
             if len(of_side) > 1:
                 out = self._ops.concat([out for out, _ in of_side], axis).output(0)
-                merged.append((side, out, np.concatenate([places for _, places in of_side])))
+                merged.append((side, out, np.concatenate([positions for _, positions in of_side])))
             elif of_side:
                 merged.append((side, *of_side[0]))
         if len(merged) > 1:
             return _Pieces(axis, size, merged)
-        side, out, places = merged[0]
-        if not np.array_equal(places, np.arange(size)):
-            out = self._gather(out, np.argsort(places), axis)
+        side, out, positions = merged[0]
+        if not np.array_equal(positions, np.arange(size)):
+            out = self._gather(out, np.argsort(positions), axis)
         return _Plain(side, out)
 
     def _summed(self, terms: Sequence[tuple[int, Any]]) -> _Value:
@@ -362,7 +364,7 @@ class _Graph:
             total[side] = self._ops.add(total[side], out).output(0) if side in total else out
         if _CONSTANT in total and len(total) > 1:
             constant = total.pop(_CONSTANT)
-            side = min(total)  # the common part, where there is one
+            side = min(total)  # the common part, if there is one
             total[side] = self._ops.add(total[side], constant).output(0)
         if len(total) == 1:
             return _Plain(*total.popitem())
@@ -379,16 +381,16 @@ class _Graph:
         is_mixed = any(not isinstance(each, _Plain) for each in values)
         if not is_mixed and len(sides - {_CONSTANT}) < 2:
             return self._cloned(node, [self._plain(each) for each in values])
-        kind = node.get_type_name()
+        op_type = node.get_type_name()
         value = None
-        if kind in ("Add", "Subtract"):
+        if op_type in ("Add", "Subtract"):
             value = self._added(node, values)
-        if value is None and kind in ("Multiply", "Divide"):
+        if value is None and op_type in ("Multiply", "Divide"):
             value = self._scaled(node, values)
-        if value is None and kind in _ELEMENTWISE:
+        if value is None and op_type in _ELEMENTWISE:
             value = self._elementwise(node, values)
-        if value is None and kind in _RULES:
-            value = _RULES[kind](self, node, values)
+        if value is None and op_type in _RULES:
+            value = _RULES[op_type](self, node, values)
         if isinstance(value, list):
             return value
         return [value] if value is not None else self._cloned(node, map(self._plain, values))
@@ -409,45 +411,45 @@ class _Graph:
         return [_Plain(side, out) for out in self._clone(node, outputs).outputs()]
 
     def _added(self, node: Any, values: list[_Value]) -> _Value | None:
-        """The sum of values, each of one side, stays a sum."""
+        """Return a sum of values as a sum of terms per part, or None if impossible."""
         if any(isinstance(each, _Pieces) for each in values):
             return None
         rank = _rank(node)
         terms: list[tuple[int, Any]] = []
-        for place, value in enumerate(values):
-            own = (
+        for index, value in enumerate(values):
+            value_terms = (
                 [(value.side, value.output)]
                 if isinstance(value, _Plain)
                 else [
                     *value.terms.items()  # type: ignore[union-attr]
                 ]
             )
-            for side, out in own:
+            for side, out in value_terms:
                 if side != _CONSTANT and len(out.get_partial_shape()) != rank:
                     return None
-                if place and node.get_type_name() == "Subtract":
+                if index and node.get_type_name() == "Subtract":
                     minus = np.array(-1, out.get_element_type().to_dtype())
                     out = self._ops.multiply(out, self._ops.constant(minus)).output(0)
                 terms.append((side, out))
         return self._summed(terms)
 
     def _scaled(self, node: Any, values: list[_Value]) -> _Value | None:
-        """A sum times a constant is the sum of its terms times the constant."""
-        for place, other in ((0, 1), (1, 0)):
-            value, factor = values[place], values[other]
+        """Return a sum times a constant as a sum of scaled terms, or None if impossible."""
+        for index, other in ((0, 1), (1, 0)):
+            value, factor = values[index], values[other]
             if not (isinstance(value, _Sum) and isinstance(factor, _Plain) and not factor.side):
                 continue
-            if place and node.get_type_name() == "Divide":
+            if index and node.get_type_name() == "Divide":
                 continue
             terms = []
             for side, out in value.terms.items():
-                inputs = [out, factor.output] if not place else [factor.output, out]
+                inputs = [out, factor.output] if not index else [factor.output, out]
                 terms.append((side, self._clone(node, inputs).output(0)))
             return self._summed(terms)
         return None
 
     def _elementwise(self, node: Any, values: list[_Value]) -> _Value | None:
-        """An operation for each element works on each piece."""
+        """Apply an elementwise operation to each piece of its operands, or return None."""
         values = [self._plain(each) if isinstance(each, _Sum) else each for each in values]
         pieces = [each for each in values if isinstance(each, _Pieces)]
         rank = _rank(node)
@@ -456,40 +458,40 @@ class _Graph:
         axis, size = pieces[0].axis, pieces[0].size
         if any((each.axis, each.size) != (axis, size) for each in pieces):
             return None
-        label = np.zeros(size, np.int64)  # positions with equal ones are in the same pieces
+        label = np.zeros(size, np.int64)  # equal labels: positions in the same pieces
         for each in pieces:
-            for number, (_, _, places) in enumerate(each.pieces):
-                label[places] += number
+            for number, (_, _, positions) in enumerate(each.pieces):
+                label[positions] += number
             label *= 8
         made = []
         for number in np.unique(label):
-            places = np.flatnonzero(label == number)
-            cuts = [self._cut(each, axis, size, places, rank) for each in values]
+            positions = np.flatnonzero(label == number)
+            cuts = [self._cut(each, axis, size, positions, rank) for each in values]
             (value,) = self._cloned(node, cuts)
-            made.append((value.side, value.output, places))  # type: ignore[union-attr]
+            made.append((value.side, value.output, positions))  # type: ignore[union-attr]
         return self._joined(axis, size, made)
 
-    def _cut(self, value: _Value, axis: int, size: int, places: np.ndarray, rank: int) -> _Plain:
-        """Return some slices of an operand that is broadcast to the rank of the result."""
+    def _cut(self, value: _Value, axis: int, size: int, positions: np.ndarray, rank: int) -> _Plain:
+        """Return slices of an operand that is broadcast to the rank of the result."""
         if isinstance(value, _Pieces):
-            for side, out, own in value.pieces:
-                if np.isin(places, own).all():
-                    if np.array_equal(own, places):
+            for side, out, piece in value.pieces:
+                if np.isin(positions, piece).all():
+                    if np.array_equal(piece, positions):
                         return _Plain(side, out)
-                    order = np.argsort(own)
-                    found = order[np.searchsorted(own[order], places)]
-                    return _Plain(side, self._gather(out, found, axis))
+                    order = np.argsort(piece)
+                    indices = order[np.searchsorted(piece[order], positions)]
+                    return _Plain(side, self._gather(out, indices, axis))
         assert isinstance(value, _Plain)
         shape = _sizes(value.output)
         at = axis - (rank - len(shape))
         if at < 0 or shape[at] == 1:
             return value
         if shape[at] != size:
-            raise SplitError("An operand has another size than the columns it is for")
-        return _Plain(value.side, self._gather(value.output, places, at))
+            raise SplitError("The size of an operand does not match the columns")
+        return _Plain(value.side, self._gather(value.output, positions, at))
 
     def _each_part(self, value: _Value, function: Callable[[Any], Any]) -> dict[int, Any] | None:
-        """Apply what is linear to the terms of a sum."""
+        """Apply a linear function to the terms of a sum."""
         if not isinstance(value, _Sum):
             return None
         return {side: function(out) for side, out in value.terms.items()}
@@ -504,7 +506,7 @@ class _Graph:
             if size is None or not axis:
                 return None
             if isinstance(value, _Pieces) and value.axis == axis:
-                pieces += [(side, out, begin + places) for side, out, places in value.pieces]
+                pieces += [(side, out, begin + positions) for side, out, positions in value.pieces]
             else:
                 plain = self._plain(value)
                 if plain.side == _CONSTANT:
@@ -515,16 +517,16 @@ class _Graph:
 
     def _gathered(self, node: Any, values: list[_Value]) -> _Value | None:
         data, indices, at = values
-        given = _constant(at)
-        if given is None or node.get_attributes().get("batch_dims"):
+        axes = _constant(at)
+        if axes is None or node.get_attributes().get("batch_dims"):
             return None
-        axis = int(given.ravel()[0])
-        if isinstance(indices, _Pieces):  # a look-up in a table
+        axis = int(axes.ravel()[0])
+        if isinstance(indices, _Pieces):  # a table lookup
             if not (isinstance(data, _Plain) and data.side == _CONSTANT and axis == 0):
                 return None
             pieces = [
-                (side, self._clone(node, [data.output, out, at.output]).output(0), places)  # type: ignore[union-attr]
-                for side, out, places in indices.pieces
+                (side, self._clone(node, [data.output, out, at.output]).output(0), positions)  # type: ignore[union-attr]
+                for side, out, positions in indices.pieces
             ]
             return self._joined(indices.axis, indices.size, pieces)
         chosen = _constant(indices)
@@ -540,20 +542,20 @@ class _Graph:
             return self._summed(terms) if _are_even(node, data) else None
         if not isinstance(data, _Pieces) or data.axis != axis or chosen.ndim > 1:
             return None
-        wanted = np.where(chosen < 0, chosen + data.size, chosen).ravel()
-        value = self._chosen(data, wanted)
+        selected = np.where(chosen < 0, chosen + data.size, chosen).ravel()
+        value = self._chosen(data, selected)
         return self._reshaped_value(value, node) if chosen.ndim == 0 else value
 
-    def _chosen(self, data: _Pieces, wanted: np.ndarray) -> _Value:
-        """Return some places of a value in pieces."""
+    def _chosen(self, data: _Pieces, selected: np.ndarray) -> _Value:
+        """Return slices of a value in pieces, by position."""
         pieces = []
-        for side, out, places in data.pieces:
-            to = np.flatnonzero(np.isin(wanted, places))
+        for side, out, positions in data.pieces:
+            to = np.flatnonzero(np.isin(selected, positions))
             if len(to):
-                order = np.argsort(places)
-                at = order[np.searchsorted(places[order], wanted[to])]
+                order = np.argsort(positions)
+                at = order[np.searchsorted(positions[order], selected[to])]
                 pieces.append((side, self._gather(out, at, data.axis), to))
-        return self._joined(data.axis, len(wanted), pieces)
+        return self._joined(data.axis, len(selected), pieces)
 
     def _split(self, node: Any, values: list[_Value]) -> list[_Value] | None:
         data, axis = values[0], _constant(values[1])
@@ -573,7 +575,7 @@ class _Graph:
 
     def _reduced(self, node: Any, values: list[_Value]) -> _Value | None:
         data, axes = values[0], _constant(values[1])
-        kind = node.get_type_name()
+        op_type = node.get_type_name()
         if axes is None or isinstance(data, _Plain):
             return None
         rank = len(node.input(0).get_partial_shape())
@@ -582,7 +584,7 @@ class _Graph:
             return None
         inputs = values[1].output  # type: ignore[union-attr]
         if isinstance(data, _Sum):
-            if kind not in ("ReduceSum", "ReduceMean") or not _are_even(node, data):
+            if op_type not in ("ReduceSum", "ReduceMean") or not _are_even(node, data):
                 return None
             made = self._each_part(data, lambda out: self._clone(node, [out, inputs]).output(0))
             return self._summed(list(made.items()))  # type: ignore[union-attr]
@@ -590,23 +592,23 @@ class _Graph:
         if data.axis not in at:
             axis = data.axis if keeps else data.axis - sum(each < data.axis for each in at)
             pieces = [
-                (side, self._clone(node, [out, inputs]).output(0), places)
-                for side, out, places in data.pieces
+                (side, self._clone(node, [out, inputs]).output(0), positions)
+                for side, out, positions in data.pieces
             ]
             return self._joined(axis, data.size, pieces)
         parts = []
-        for side, out, places in data.pieces:
+        for side, out, positions in data.pieces:
             part = self._clone(node, [out, inputs]).output(0)
-            if kind == "ReduceMean":
-                share = np.array(len(places) / data.size, part.get_element_type().to_dtype())
+            if op_type == "ReduceMean":
+                share = np.array(len(positions) / data.size, part.get_element_type().to_dtype())
                 part = self._ops.multiply(part, self._ops.constant(share)).output(0)
             parts.append((side, part))
-        if kind in ("ReduceSum", "ReduceMean"):
+        if op_type in ("ReduceSum", "ReduceMean"):
             return self._summed(parts)
         total = self._lift(*parts[0])
         for each in parts[1:]:
             other = self._lift(*each)
-            join = getattr(self._ops, _REDUCTIONS[kind].lower())
+            join = getattr(self._ops, _REDUCTIONS[op_type].lower())
             total = join(total, other).output(0)
         return _Plain(_BOTH, total)
 
@@ -614,7 +616,7 @@ class _Graph:
         return self._reshaped_value(values[0], node)
 
     def _reshaped_value(self, value: _Value, node: Any) -> _Value | None:
-        """Give a value another shape of its rows, which the network itself says."""
+        """Reshape the rows of a value to the shape of the node's output."""
         after = _fixed(_sizes(node.output(0)))
         if after is None:
             return None
@@ -631,8 +633,8 @@ class _Graph:
             return None
         numbers = np.arange(np.prod(before, dtype=np.int64)).reshape(before)
         label = np.zeros(before, np.int64)
-        for number, (_, _, places) in enumerate(value.pieces):
-            label[(slice(None),) * (value.axis - 1) + (places,)] = number
+        for number, (_, _, positions) in enumerate(value.pieces):
+            label[(slice(None),) * (value.axis - 1) + (positions,)] = number
         if numbers.size != np.prod(after):
             return None
         numbers_after, label_after = numbers.reshape(after), label.reshape(after)
@@ -641,10 +643,10 @@ class _Graph:
             if not (line == line[:, :1]).all():
                 continue
             pieces = []
-            for number, (side, out, places) in enumerate(value.pieces):
+            for number, (side, out, positions) in enumerate(value.pieces):
                 to = np.flatnonzero(line[:, 0] == number)
                 shape = [*after[:axis], len(to), *after[axis + 1 :]]
-                moved = numbers.take(places, value.axis - 1).reshape(shape)
+                moved = numbers.take(positions, value.axis - 1).reshape(shape)
                 if not np.array_equal(moved, numbers_after.take(to, axis)):
                     break
                 pieces.append((side, self._with_rows(out, shape), to))
@@ -662,13 +664,13 @@ class _Graph:
             return None
         axis = int(np.flatnonzero(order.ravel() == data.axis)[0])
         pieces = [
-            (side, self._clone(node, [out, values[1].output]).output(0), places)  # type: ignore[union-attr]
-            for side, out, places in data.pieces
+            (side, self._clone(node, [out, values[1].output]).output(0), positions)  # type: ignore[union-attr]
+            for side, out, positions in data.pieces
         ]
         return self._joined(axis, data.size, pieces)
 
     def _multiplied(self, node: Any, values: list[_Value]) -> _Value | None:
-        """The product with a constant matrix: a sum over the pieces of what is summed up."""
+        """Return a product with a constant matrix as a sum over the pieces, or None."""
         data, matrix = values
         how = node.get_attributes()
         if how["transpose_a"] or not (isinstance(matrix, _Plain) and matrix.side == _CONSTANT):
@@ -692,19 +694,19 @@ class _Graph:
             return None
         if data.axis < rank - 1:
             pieces = [
-                (side, self._clone(node, [out, matrix.output]).output(0), places)
-                for side, out, places in data.pieces
+                (side, self._clone(node, [out, matrix.output]).output(0), positions)
+                for side, out, positions in data.pieces
             ]
             return self._joined(data.axis, data.size, pieces)
         at = len(shape) - 1 if len(shape) == 1 or how["transpose_b"] else 0
         terms = []
-        for side, out, places in data.pieces:
-            part = self._gather(matrix.output, places, at)
+        for side, out, positions in data.pieces:
+            part = self._gather(matrix.output, positions, at)
             terms.append((side, self._clone(node, [out, part]).output(0)))
         return self._summed(terms)
 
     def _shape(self, node: Any, values: list[_Value]) -> _Value | None:
-        """The shape of a value in pieces is known without the value, but for the rows."""
+        """Return the shape of a value in pieces, which is known except for the number of rows."""
         sizes = _sizes(node.input(0))
         if None in sizes[1:] or sizes[0] is not None:
             return None
@@ -739,7 +741,7 @@ def _length(dimension: Any) -> int | None:
 
 
 def _sizes(port: Any) -> list[int | None]:
-    """The sizes of an output, None where they are open."""
+    """Return the sizes of an output, None for dynamic ones."""
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
         raise SplitError("A value of the network may have any number of axes")
@@ -747,7 +749,7 @@ def _sizes(port: Any) -> list[int | None]:
 
 
 def _fixed(sizes: list[int | None]) -> list[int] | None:
-    """The sizes of a row; None if the first axis has no rows, or a row has no fixed size."""
+    """Return the sizes of a row, or None if the batch is fixed or a size is dynamic."""
     row = [each for each in sizes[1:] if each is not None]
     return row if sizes and sizes[0] is None and len(row) == len(sizes) - 1 else None
 
@@ -768,13 +770,13 @@ def _rank_of(value: _Pieces) -> int:
 
 
 def _are_even(node: Any, value: _Sum) -> bool:
-    """True if all terms of a sum have the shape that the sum has, but for the rows."""
-    wanted = _sizes(node.input(0))[1:]
-    return None not in wanted and all(_sizes(out)[1:] == wanted for out in value.terms.values())
+    """Return True if all terms of a sum have the shape of the sum, except for the rows."""
+    expected = _sizes(node.input(0))[1:]
+    return None not in expected and all(_sizes(out)[1:] == expected for out in value.terms.values())
 
 
 def _constant(value: _Value) -> np.ndarray | None:
-    """The numbers of a constant; None if it is none, or one that has to be computed."""
+    """Return the array of a constant node, or None for other values."""
     if not isinstance(value, _Plain) or value.side != _CONSTANT:
         return None
     node = value.output.get_node()

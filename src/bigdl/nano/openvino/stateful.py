@@ -1,4 +1,4 @@
-"""Networks of OpenVINO that keep values from call to call, such as a decoder's keys and values."""
+"""Stateful OpenVINO networks, which keep values between calls, such as a decoder's KV cache."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from bigdl.nano.openvino.network import CompiledNetwork, reason
 openvino = LazyModule("openvino", "nano")
 
 ROWS = "rows"
-"""Input of a stateful network: the row of the state that each row of the inputs continues."""
+"""Input of a stateful network: the index of the state row that each input row continues."""
 # Dimensions of a cached tensor: rows, heads, tokens, size of a head.
 _TOKENS = 2
 
 
 def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
-    """Return a copy of a network in which inputs and outputs have become variables.
+    """Return a copy of a network with pairs of inputs and outputs turned into variables.
 
-    Each variable is a tensor of rows, heads, tokens and size of a head, empty at first. Another
-    input, :data:`ROWS`, says which row of it each row of the next call continues.
+    Each variable is a tensor of shape (rows, heads, tokens, head size), initially empty. A further
+    input, :data:`ROWS`, has the state row that each row of the next call continues.
 
     Parameters
     ----------
     network : openvino.Model
-        Its first input has the rows of a call in its first dimension.
+        Network whose first input has the batch as its first dimension.
     pairs : sequence of tuple of int
-        Position of the input of each variable, and of the output with its next value.
+        Position of each variable's input, and of the output with its next value.
 
     Raises
     ------
@@ -42,10 +42,10 @@ def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
 
     twin = network.clone()
     parameters, results = twin.get_parameters(), twin.get_results()
-    for place, (before, after) in enumerate(pairs):
-        # what the variables are called after
-        parameters[before].set_friendly_name(f"before.{place}")
-        results[after].set_friendly_name(f"after.{place}")
+    for index, (before, after) in enumerate(pairs):
+        # The names of the variables are composed of these.
+        parameters[before].set_friendly_name(f"before.{index}")
+        results[after].set_friendly_name(f"after.{index}")
     rows = opset13.parameter([-1], np.int32, name=ROWS)
     rows.output(0).get_tensor().set_names({ROWS})
     axis = opset13.constant(0, np.int64)
@@ -74,24 +74,24 @@ def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
 
 
 def is_stateful(network: Any) -> bool:
-    """Return True if a network keeps values from call to call."""
+    """Return True if a network has variables that persist between calls."""
     return any(op.get_type_name() == "ReadValue" for op in network.get_ops())
 
 
 class NetworkState:
-    """The state of a stateful network between calls, in an infer request of its own.
+    """State of a stateful network between calls, held by a dedicated infer request.
 
-    The request goes back to the network when this object goes. One thread at a time may use it.
+    The request returns to the network when this object is deleted. One thread at a time may use it.
 
     Parameters
     ----------
     network : CompiledNetwork
-        Compiled from what :func:`stateful` returned.
+        Compiled network from :func:`stateful`.
 
     Attributes
     ----------
     tokens : int
-        Length of the state.
+        Length of the state in tokens.
     """
 
     def __init__(self, network: CompiledNetwork):
@@ -101,20 +101,20 @@ class NetworkState:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset the state to zero tokens."""
         self._request.reset_state()
         self._rows: np.ndarray | None = None
         self.tokens = 0
 
     def infer(self, inputs: Sequence[np.ndarray], new: int) -> list[np.ndarray]:
-        """Run the network on what it keeps and on some new tokens; return its outputs.
+        """Run the network on its state and new tokens, and return its outputs.
 
         Parameters
         ----------
         inputs : sequence of ndarray
-            Without :data:`ROWS`.
+            Inputs without :data:`ROWS`.
         new : int
-            Number of tokens that the state grows by.
+            Number of tokens added to the state.
         """
         rows = np.arange(len(inputs[0]), dtype=np.int32) if self._rows is None else self._rows
         results = self._network.infer_by(self._request, [*inputs, rows])
@@ -123,19 +123,19 @@ class NetworkState:
         return results
 
     def select(self, rows: np.ndarray) -> None:
-        """Let the rows of the next call continue these rows."""
+        """Select the state rows that the rows of the next call continue."""
         if not self.tokens:
             return
         before = self._rows
         self._rows = np.asarray(rows if before is None else before[rows], dtype=np.int32)
 
     def repeat(self, times: int) -> None:
-        """Let so many rows of the next call continue each row."""
-        held = self.read()[0].shape[0] if self.tokens else 0
-        self.select(np.arange(held, dtype=np.int32).repeat(times))
+        """Repeat each state row `times` times for the rows of the next call."""
+        count = self.read()[0].shape[0] if self.tokens else 0
+        self.select(np.arange(count, dtype=np.int32).repeat(times))
 
     def crop(self, tokens: int) -> None:
-        """Forget all but the first tokens."""
+        """Truncate the state to its first `tokens` tokens."""
         self.write([each[:, :, :tokens] for each in self.read()])
 
     def read(self) -> list[np.ndarray]:
@@ -151,9 +151,9 @@ class NetworkState:
         self.tokens = values[0].shape[_TOKENS]
 
     def _variables(self) -> list[Any]:
-        """The variables; their names begin with ``before.0``."""
+        """Return the variables in the order of the pairs, by the index in their names."""
 
-        def place(variable: Any) -> int:
+        def index(variable: Any) -> int:
             return int(variable.name.partition("before.")[2].partition("after.")[0])
 
-        return sorted(self._request.query_state(), key=place)
+        return sorted(self._request.query_state(), key=index)
