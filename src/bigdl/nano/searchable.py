@@ -57,8 +57,8 @@ def with_config(value: Any, config: Mapping[str, Any]) -> Any:
     unknown = sorted(set(config) - set(naming.domains))
     if unknown:
         raise UsageError(
-            f"There is no search space called {', '.join(map(repr, unknown))}; the search spaces are "
-            f"{', '.join(map(repr, naming.domains)) or 'none'}",
+            f"There is no search space called {', '.join(map(repr, unknown))}; the search spaces "
+            f"are {', '.join(map(repr, naming.domains)) or 'none'}",
             code="search-space",
             argument=unknown[0],
             allowed=list(naming.domains),

@@ -129,7 +129,7 @@ class SplitNetwork:
     >>> split = SplitNetwork(network, common=[0])
     >>> split.width
     2
-    >>> rows = split.own([np.array([[1, 1], [-9, 3]], np.float32)])    # can be cached
+    >>> rows = split.own([np.array([[1, 1], [-9, 3]], np.float32)])  # can be cached
     >>> split.joint(split.common([np.array([[1, 2]], np.float32)]), rows)
     [array([[3., 4.],
            [0., 8.]], dtype=float32)]

@@ -1,4 +1,4 @@
-"""Nano's classes in the places of Keras', on request."""
+"""Replacement of Keras classes by Nano's, on request."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +12,10 @@ _replaced = AttributePatch()
 
 
 def patch_tensorflow(precision: str = "float32") -> None:
-    """Put Nano's ``Model``, ``Sequential``, ``Embedding`` and ``SparseAdam`` in Keras' places.
+    """Replace Keras' ``Model``, ``Sequential``, ``Embedding`` and ``Adam`` by Nano's classes.
 
-    Programs that look them up in ``keras`` or ``tf.keras`` afterwards get them, ``SparseAdam`` in
-    the place of ``Adam``. Done twice, it is done once.
+    Later look-ups in ``keras`` or ``tf.keras`` return the replacements; ``SparseAdam`` replaces
+    ``Adam``. A second call has no further effect.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def _set_policy(precision: str) -> None:
 
 
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
-    """Yield a module, the name of a class in it, and the class that takes its place."""
+    """Yield the module, the name and the replacement of each patched class."""
     import keras
     import tensorflow as tf
 
@@ -84,7 +84,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     from bigdl.nano.tf.keras.models import Model, Sequential
     from bigdl.nano.tf.optimizers import SparseAdam
 
-    for home in (keras, tf.keras):  # they may share modules
+    for home in (keras, tf.keras):  # both may share modules
         for module in (home, home.models):
             yield module, "Model", Model
             yield module, "Sequential", Sequential

@@ -1,6 +1,7 @@
-"""Keras models for other processes, and what they were compiled with.
+"""Pickling of Keras models for other processes, and copies of compile arguments.
 
-How classes of a script or a notebook travel with a model, :mod:`bigdl.runtime.keras_objects` says.
+Classes defined in a script or notebook are pickled with the model; see
+:mod:`bigdl.runtime.keras_objects`.
 """
 
 import io
@@ -20,7 +21,7 @@ _OF_TRAINING = ("optimizer", "run_eagerly", "jit_compile", "steps_per_execution"
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """Arguments of the ``compile`` that a model was given; empty if it was not compiled."""
+    """Return the arguments of a model's ``compile`` call; empty if it was not compiled."""
     config = getattr(model, "_compile_config", None)
     if not getattr(model, "compiled", False) or config is None:
         return {}
@@ -28,16 +29,18 @@ def compile_arguments(model: keras.Model) -> dict[str, Any]:
 
 
 def compiled_like(model: keras.Model, original: object) -> keras.Model:
-    """Compile a model for evaluation as another was, with losses and metrics of its own."""
+    """Compile `model` for evaluation like `original`, with copies of its losses and metrics."""
     arguments = compile_arguments(original)
     if arguments:
-        wanted = {key: value for key, value in arguments.items() if key not in _OF_TRAINING}
-        model.compile(**copied(wanted))
+        arguments_to_copy = {
+            key: value for key, value in arguments.items() if key not in _OF_TRAINING
+        }
+        model.compile(**copied(arguments_to_copy))
     return model
 
 
 def copied(value: object) -> Any:
-    """Return nested arguments with new Keras objects of the same configuration."""
+    """Return nested arguments with copies of Keras losses, metrics and optimizers."""
 
     def copy(each: object) -> object:
         return KerasConfig.of(each).made() if isinstance(each, _OBJECTS) else each
@@ -50,12 +53,12 @@ _OBJECTS = (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A model for other processes, which can be pickled.
+    """A picklable Keras model for other processes.
 
     Attributes
     ----------
     content : bytes
-        Its :class:`~bigdl.runtime.keras_objects.KerasArchive`, pickled by value.
+        The model's :class:`~bigdl.runtime.keras_objects.KerasArchive`, pickled by value.
     """
 
     content: bytes
@@ -68,14 +71,14 @@ def packed(model: keras.Model, compiled: bool = True) -> PackedModel:
     ----------
     model : keras.Model
     compiled : bool
-        Whether losses, metrics, and the optimizer with its state are packed too.
+        True to include losses, metrics, and the optimizer with its state.
 
     Raises
     ------
     UsageError
-        If something cannot be written or pickled.
+        If a part of the model cannot be serialized.
     """
-    advice = "; give its classes a get_config that Keras can rebuild them from"
+    advice = "; implement get_config in its classes, so that Keras can rebuild them"
     with as_usage_error(
         f"{type(model).__name__} cannot be sent to another process", advice, code="model-copy"
     ):
@@ -83,7 +86,7 @@ def packed(model: keras.Model, compiled: bool = True) -> PackedModel:
 
 
 def unpacked(content: PackedModel) -> keras.Model:
-    """Return the model that was packed.
+    """Unpack a model.
 
     Raises
     ------
@@ -91,19 +94,19 @@ def unpacked(content: PackedModel) -> keras.Model:
         If Keras cannot build it from its configuration.
     """
     sentence = "Keras cannot rebuild the model from its configuration"
-    advice = "; give its classes a get_config that they can be rebuilt from"
+    advice = "; implement get_config in its classes, so that Keras can rebuild them"
     with as_usage_error(sentence, advice, code="model-copy"):
         return pickle.loads(content.content).made()
 
 
 def dumps(value: object) -> bytes:
-    """Pickle functions and what they refer to; of a ``tf.data.Dataset`` its elements."""
+    """Pickle functions with the objects they refer to, and datasets as their elements."""
     buffer = io.BytesIO()
     _KerasPickler(buffer).dump(value)
     return buffer.getvalue()
 
 
-class _KerasPickler(value_pickler()):  # type: ignore[misc]  # a class that is made
+class _KerasPickler(value_pickler()):  # type: ignore[misc]  # a dynamic class
     def reducer_override(self, value: object) -> object:
         if isinstance(value, tf.data.Dataset):
             return _dataset, (list(value.as_numpy_iterator()), value.element_spec)
@@ -115,7 +118,7 @@ def _dataset(elements: list, spec: object) -> tf.data.Dataset:
 
 
 def is_of_keras(value: object) -> bool:
-    """Return True for a class or function of Keras, or of what Keras stands on."""
+    """Return True for a class or function of Keras or of a package that it builds on."""
     module = getattr(value, "__module__", None) or ""
     return module.partition(".")[0] in ("keras", "tensorflow", "builtins", "numpy")
 
@@ -123,7 +126,7 @@ def is_of_keras(value: object) -> bool:
 def put_state(
     optimizer: keras.optimizers.Optimizer, state: list[np.ndarray], model: keras.Model
 ) -> None:
-    """Give the optimizer of a model the values of its variables; none leaves it as it begins."""
+    """Assign the values of an optimizer's variables; an empty list keeps the initial state."""
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     for variable, value in zip(optimizer.variables, state, strict=False):

@@ -2,4 +2,4 @@
 
 from bigdl.common.errors import require
 
-require("tensorflow", "nano,tf")  # whose modules import it
+require("tensorflow", "nano,tf")  # the modules of this package import it

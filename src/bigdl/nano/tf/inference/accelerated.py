@@ -1,12 +1,12 @@
-"""Keras models that run in another way or in another runtime and still look like the user's.
+"""Accelerated Keras models, which run in another way or runtime but behave like Keras models.
 
-The life of an accelerated model: a method builds it with ``of``, which takes over what the user's
-model was compiled with and remembers that model as ``nano_source``. ``save`` asks it for its files
-and for the facts that go into the directory's ``nano_model_meta.yml``; ``load`` finds the class by
-its name in that file. A loaded model has no source unless the user gives one.
+A method builds an accelerated model with ``of``, which copies the compile arguments of the user's
+model and keeps that model as ``nano_source``. ``save`` writes its files and the metadata in
+``nano_model_meta.yml``; ``load`` finds the class by its name in that file. A loaded model has no
+source unless the user passes one.
 
-OpenVINO reads a frozen graph of TensorFlow by itself. What it has no rule for, it is given as ONNX,
-in which tf2onnx has made one operator of some loops.
+OpenVINO reads frozen TensorFlow graphs. If it cannot convert one, the model is exported to ONNX,
+where tf2onnx has replaced some loops by a single operator.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ _REFUSED = (
 
 
 class AcceleratedKerasModel(SavedModel, keras.Model):
-    """A model that only predicts and evaluates, and passes unknown attributes on to the original.
+    """A Keras model for inference that passes unknown attributes on to the original.
 
-    ``model(x)``, ``predict``, ``predict_on_batch``, ``evaluate``, ``test_on_batch`` and
-    ``compile`` are those of a Keras model; what trains, changes or describes layers is refused.
-    It is always in inference mode.
+    It has ``model(x)``, ``predict``, ``predict_on_batch``, ``evaluate``, ``test_on_batch`` and
+    ``compile`` of a Keras model; methods that train, change or describe layers are refused. It is
+    always in inference mode.
 
     Attributes
     ----------
     nano_method : str or None
         Name of the method that built it.
     nano_source : keras.Model or None
-        The user's model, whose layers are not this model's.
+        The user's model, whose layers are not part of this model.
     nano_network
-        What runs: its ``infer`` takes and returns flat lists of ndarrays. The results are the
-        caller's.
+        Network whose ``infer`` takes and returns flat lists of ndarrays. The caller owns the
+        results.
     nano_inputs : KerasCallInputs
     nano_outputs : Structure
     nano_ports : tuple of Port
-        The tensors of a result.
+        Specs of the output tensors.
     thread_num : int or None
-        Threads of the runtime.
+        Number of threads of the runtime.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         threads: int | None = None,
     ):
         super().__init__()
-        # Keras would take models and containers that are set as attributes for layers.
+        # Bypass __setattr__: Keras would track models and containers as layers.
         self.__dict__.update(
             nano_network=network,
             nano_method=method,
@@ -102,26 +102,26 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def of(
         cls, source: KerasSource, network: RuntimeNetwork, method: str, options: BuildOptions
     ) -> Self:
-        """Return the accelerated model of a source."""
+        """Return the accelerated model for a source and its network."""
         ends = (source.inputs, source.outputs, source.output_ports)
         model = cls(network, *ends, method=method, threads=network.thread_num)
         return model.nano_attach(source.model)
 
     def nano_attach(self, source: keras.Model | None) -> Self:
-        """Set the model to which unknown attributes are passed on; returns itself."""
+        """Set the model to which unknown attributes are passed on, and return this model."""
         self.__dict__["nano_source"] = source
         if source is not None:
             compiled_like(self, source)
         return self
 
     save_to: Callable[[Path], dict[str, Any]]
-    """Writes this model's files into an empty directory; returns what :attr:`load_network` needs to
-    know, of JSON's types only."""
+    """Function that writes this model's files into an empty directory and returns the metadata for
+    :attr:`load_network`, in JSON types."""
     load_network: ClassVar[Callable[..., Any]]
-    """Returns the network of a saved directory."""
+    """Function that loads the network of a saved directory."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """As the user's model; ``training=True`` is refused."""
+        """Call the model like the original; ``training=True`` is refused."""
         if kwargs.pop("training", None):
             raise UsageError(
                 f"{type(self).__name__} only predicts; train the original model and convert it "
@@ -136,11 +136,11 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         return self._rebuilt(results, tf.convert_to_tensor)
 
     def call(self, *args: object, training: bool | None = None, mask: object = None) -> object:
-        """As ``__call__``."""
+        """Call the model, as ``__call__`` does."""
         return self(*args)
 
     def compile(self, *args: object, **kwargs: object) -> None:
-        """As ``keras.Model.compile``, without XLA, which cannot call another runtime."""
+        """Compile like ``keras.Model.compile``, without XLA, which cannot call another runtime."""
         super().compile(*args, **{**kwargs, "jit_compile": False})
 
     def predict(
@@ -151,7 +151,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         steps: int | None = None,
         callbacks: object = None,
     ) -> object:
-        """As ``keras.Model.predict``; arrays go to the runtime without a dataset in between."""
+        """Predict like ``keras.Model.predict``; arrays are passed to the runtime directly."""
         arrays = all(map(is_tensor, keras.tree.flatten(x)))
         if callbacks is not None or verbose not in (0, "auto") or not arrays:
             return super().predict(x, batch_size, verbose, steps, callbacks)
@@ -165,11 +165,11 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         return self._rebuilt(_joined(results))
 
     def predict_on_batch(self, x: object) -> object:
-        """As ``keras.Model.predict_on_batch``."""
+        """Predict one batch like ``keras.Model.predict_on_batch``."""
         return self._rebuilt(self.nano_network.infer(self.nano_inputs.arrays([x])))
 
     def make_predict_function(self, force: bool = False) -> object:
-        """The function that ``predict`` calls with a list of batches of a dataset."""
+        """Return the function that ``predict`` calls with a list of batches of a dataset."""
 
         def predicted(batches: list) -> object:
             inputs = (batch[0] if isinstance(batch, tuple) else batch for batch in batches)
@@ -183,7 +183,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         return {**super().nano_describe(), "ports": ports_as_json(self.nano_ports)}
 
     def _declared(self, results: list[np.ndarray]) -> list[np.ndarray]:
-        """Return arrays of the types that the original's results have."""
+        """Cast results to the types of the original's results."""
         return [
             result.astype(tf.as_dtype(port.dtype).as_numpy_dtype, copy=False)
             for result, port in zip(results, self.nano_ports, strict=True)
@@ -192,12 +192,12 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def _rebuilt(
         self, results: list[np.ndarray], convert: Callable[[np.ndarray], object] | None = None
     ) -> object:
-        """Return what the original would, of ndarrays or of what these are converted to."""
+        """Nest ndarrays, or their conversions, as results of the original."""
         declared = self._declared(results)
         return self.nano_outputs.rebuild(map(convert, declared) if convert else declared)
 
     def _in_a_graph(self, leaves: list) -> object:
-        """Return the call as one operation of a graph of TensorFlow, e.g. that of ``evaluate``."""
+        """Run the call as one operation in a TensorFlow graph, e.g. that of ``evaluate``."""
         ports = self.nano_ports
 
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -213,11 +213,11 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def load_from(
         cls, directory: Path, meta: Mapping, model: keras.Model, device: str | None
     ) -> Self:
-        """Read a saved directory."""
+        """Load a saved directory."""
         if "ports" not in meta:
             raise UsageError(
-                "The directory does not say what the model's inputs and outputs are, as those of "
-                "BigDL 2 do not; save the model again from the original",
+                "The directory does not describe the model's inputs and outputs; directories of "
+                "BigDL 2 do not. Save the model again from the original",
                 code="version-unsupported",
             )
         return cls(
@@ -236,7 +236,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> tuple:
-        """Pickle the files of its saved directory, without the original."""
+        """Pickle the files of the model's saved directory, without the original."""
         with scratch_folder("nano") as folder:
             save_model(self, Path(folder, "model"))
             files = {f.name: f.read_bytes() for f in Path(folder, "model").iterdir()}
@@ -253,7 +253,7 @@ def _refusing(name: str) -> object:
         )
 
     refuse.__name__ = name
-    refuse.__doc__ = "Not of an accelerated model."
+    refuse.__doc__ = "Raise a UsageError: an accelerated model does not support this."
     return refuse
 
 
@@ -264,13 +264,13 @@ for _name in _REFUSED:
 def _unpickled(
     files: dict[str, bytes], model_class: type[AcceleratedKerasModel]
 ) -> AcceleratedKerasModel:
-    """Return a model from its files; its class is given so that its module is imported."""
+    """Load a model from its files; the argument `model_class` makes pickle import its module."""
     files_in_memory = {name: io.BytesIO(content) for name, content in files.items()}
-    return load_model(files_in_memory, trust=True)  # they come in a pickle
+    return load_model(files_in_memory, trust=True)  # the files come from a pickle
 
 
 def _joined(results: list[list[np.ndarray]]) -> list[np.ndarray]:
-    """Return the rows of all batches, as one array for each output."""
+    """Concatenate the rows of all batches for each output."""
     if len(results) == 1:
         return results[0]
     return [np.concatenate(each) for each in zip(*results, strict=True)]
@@ -282,23 +282,23 @@ _COMPILED = "compile.json"
 
 
 def save_model(model: keras.Model, path: str | os.PathLike) -> None:
-    """Write a model, accelerated or not, to a directory.
+    """Save a model, accelerated or not, to a directory.
 
     Parameters
     ----------
     model : keras.Model
     path : str or path
-        The directory; an earlier model in it is replaced, when the new one is complete.
+        The directory. A model in it is replaced once the new one is complete.
 
     Raises
     ------
     UsageError
-        If the model is none, or the directory cannot be written.
+        If `model` is no Keras model, or the directory cannot be written.
     """
     model = resolve_placeholder(model)
     if not isinstance(model, keras.Model):
         raise UsageError(
-            f"A Keras model was to be saved, but got a {type(model).__name__}", code="model-type"
+            f"model must be a Keras model, not a {type(model).__name__}", code="model-type"
         )
 
     def write(directory: Path) -> dict:
@@ -320,27 +320,27 @@ def load_model(
     *,
     trust: bool = False,
 ) -> keras.Model:
-    """Read a model that :func:`save_model` wrote.
+    """Load a model from a directory of :func:`save_model`.
 
     Parameters
     ----------
     path : str, path, or dict of str to binary file
         The directory, or its files by name.
     model : keras.Model, optional
-        The original, whose attributes are found on the loaded one again.
+        The original model, to which unknown attributes are passed on.
     device : str, optional
-        OpenVINO's device, instead of the saved one.
+        OpenVINO device to use instead of the saved one.
     custom_objects : mapping, optional
-        Classes and functions by name that Keras does not know.
+        Custom classes and functions by name.
     thread_num : int, optional
-        Threads of the model, instead of those that it was saved with.
+        Number of threads to use instead of the saved one.
     trust : bool
-        Run code that a file of Keras holds, such as a Lambda layer's.
+        Run code in a Keras file, such as that of a Lambda layer.
 
     Raises
     ------
     UsageError
-        If the directory or a file of it is missing, or it holds something else.
+        If the directory or a file of it is missing, or it holds no such model.
     """
     model = resolve_placeholder(model)
     scope = keras.saving.custom_object_scope(dict(custom_objects or {}))
@@ -358,11 +358,11 @@ def load_model(
 
 
 def read_keras(directory: Path, meta: Mapping[str, Any], **options: object) -> keras.Model:
-    """Read the file of Keras in a saved directory; code in it only if the caller vouches for it."""
+    """Load the Keras file of a saved directory; code in it runs only if the caller trusts it."""
     file = directory / meta["checkpoint"]
     if file.suffix != ".keras":  # in other formats Keras checks less
         raise UsageError(
-            f"{file} should be a file of Keras whose name ends in .keras",
+            f"{file} must be a Keras file with the suffix .keras",
             code="file-format",
             path=str(file),
         )
@@ -370,14 +370,14 @@ def read_keras(directory: Path, meta: Mapping[str, Any], **options: object) -> k
 
 
 def _write_compiled(model: AcceleratedKerasModel, directory: Path) -> dict:
-    """Write the arguments of ``compile`` as JSON, so that a loaded model evaluates."""
+    """Write the arguments of ``compile`` as JSON, so that a loaded model can evaluate."""
     config = model.get_compile_config()
     if not config:
         return {}
-    wanted = {key: config[key] for key in ("loss", "loss_weights", "metrics", "weighted_metrics")}
+    saved = {key: config[key] for key in ("loss", "loss_weights", "metrics", "weighted_metrics")}
     try:
-        content = json.dumps(wanted)
-    except TypeError:  # an object that Keras does not know how to write
+        content = json.dumps(saved)
+    except TypeError:  # an object that Keras cannot serialize
         return {}
     (directory / _COMPILED).write_text(content, encoding="utf-8")
     return {"compile": _COMPILED}
@@ -395,11 +395,11 @@ def _compile(model: AcceleratedKerasModel, file: Path) -> None:
         model.compile(**keras.saving.deserialize_keras_object(config))
 
 
-_OPSET = 18  # the newest that tf2onnx knows
+_OPSET = 18  # the newest one that tf2onnx supports
 
 
 def to_openvino(source: KerasSource, options: BuildOptions) -> object:
-    """Return a source's model as an ``openvino.Model`` with the source's flat inputs and outputs.
+    """Convert a source's model to an ``openvino.Model`` with flat inputs and outputs.
 
     Raises
     ------
@@ -409,24 +409,24 @@ def to_openvino(source: KerasSource, options: BuildOptions) -> object:
     if isinstance(source.model, KerasOpenVINOModel):
         if options.conversion:
             raise UsageError(
-                f"{', '.join(map(repr, options.conversion))} has to be given when the model is "
-                "converted, not for one that is in OpenVINO already; pass the original model",
+                f"{', '.join(map(repr, options.conversion))} applies to the conversion, but the "
+                "model is an OpenVINO model already; pass the original model",
                 code="argument-conflict",
                 argument=next(iter(options.conversion)),
             )
         return source.model.ov_model.clone()
     with scratch_folder("keras") as folder:
         network = _converted(source, Path(folder))
-    asked = dict(options.conversion)
-    if asked and "layout" not in asked:  # images of Keras have their channels last
+    keywords = dict(options.conversion)
+    if keywords and "layout" not in keywords:  # Keras images have their channels last
         pairs = zip(source.graph_names, source.inputs.ports, strict=True)
         images = {name: "NHWC" for name, port in pairs if len(port.shape) == 4}
-        asked |= {"layout": images} if images else {}
-    return preprocessed(network, asked)
+        keywords |= {"layout": images} if images else {}
+    return preprocessed(network, keywords)
 
 
 def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
-    """Write a source's model as an ONNX file with flat inputs and outputs; return its input names.
+    """Export a source's model to ONNX with flat inputs and outputs; return its input names.
 
     Raises
     ------
@@ -462,9 +462,9 @@ def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
 
 
 def _keep_constants(source: KerasSource, path: str) -> None:
-    """Make constants of what the graph has taken from outside, such as those of Normalization.
+    """Turn captured tensors of the graph, e.g. of Normalization, into ONNX constants.
 
-    tf2onnx makes constants of variables only, and inputs of the others.
+    tf2onnx converts only variables to constants, and other captured tensors to inputs.
     """
     import onnx
 
@@ -497,7 +497,7 @@ def _converted(source: KerasSource, folder: Path) -> object:
             inputs = to_onnx(source, str(file), BuildOptions())
             with quiet():
                 network = openvino.convert_model(file)
-        except Exception:  # OpenVINO has errors of its own; the first one tells more
+        except Exception:  # any error of OpenVINO; report the first one, which is more specific
             raise UsageError(
                 f"OpenVINO cannot convert {type(source.model).__name__}: {one_line(error)}",
                 code="model-unsupported",
@@ -512,9 +512,9 @@ def _in_order(
     inputs: list[str],
     outputs: list[str],
 ) -> object:
-    """Return the network with the function's inputs and outputs in its order, and no others.
+    """Return the network with only the function's inputs and outputs, in its order.
 
-    OpenVINO makes outputs of what nobody reads, and leaves out inputs that nobody reads.
+    OpenVINO adds outputs for unused values, and drops unused inputs.
     """
     ends = _named(network.outputs, outputs)
     if None in ends:
@@ -535,13 +535,13 @@ def _in_order(
 
 
 def _named(ports: list, names: list[str]) -> list:
-    """Return the port of each name, None where there is none."""
+    """Return the port for each name, or None if there is none."""
     by_name = {name.removesuffix(":0"): port for port in ports for name in port.get_names()}
     return [by_name.get(name.removesuffix(":0")) for name in names]
 
 
 def _erfc(context: Any, node: Any, name: str, arguments: object) -> None:
-    """Write ``erfc(x)``, of which GELU is made and which ONNX lacks, as ``1 - erf(x)``."""
+    """Convert ``erfc(x)``, a part of GELU that ONNX lacks, to ``1 - erf(x)``."""
     from tf2onnx import utils
 
     dtype, shape = context.get_dtype(node.output[0]), context.get_shape(node.output[0])
@@ -556,7 +556,7 @@ def _erfc(context: Any, node: Any, name: str, arguments: object) -> None:
 
 
 class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
-    """A network of OpenVINO that is called as the user's model is; by any number of threads."""
+    """An OpenVINO network with the interface of the user's model."""
 
     def nano_arrays_of(self, call: object) -> list[np.ndarray]:
         return self.nano_inputs.arrays([call])
@@ -566,13 +566,13 @@ class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
 
 
 class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):
-    """A network of ONNX Runtime that is called as the user's model is; by any number of threads."""
+    """An ONNX Runtime network with the interface of the user's model."""
 
 
 class KerasBF16Model(AcceleratedKerasModel):
     """A clone of the user's model under the policy ``mixed_bfloat16``, run as a graph.
 
-    Weights are in float32, layers compute in bfloat16, and results have the original's types.
+    Weights are float32, layers compute in bfloat16, and results have the original's types.
     """
 
     def save_to(self, directory: Path) -> dict:
@@ -586,7 +586,7 @@ class KerasBF16Model(AcceleratedKerasModel):
 
 
 class BF16Graph:
-    """A model whose layers compute in bfloat16, as a graph of flat inputs and outputs.
+    """Graph with flat inputs and outputs of a model whose layers compute in bfloat16.
 
     Parameters
     ----------
@@ -594,7 +594,7 @@ class BF16Graph:
         See :func:`bf16_clone`.
     inputs : KerasCallInputs
     threads : int, optional
-        Threads that were asked for; they are those of TensorFlow.
+        Requested number of TensorFlow threads.
     """
 
     def __init__(self, model: object, inputs: KerasCallInputs, threads: int | None = None):

@@ -1,4 +1,4 @@
-"""The acceleration methods of Keras, in the order in which ``optimize`` tries them."""
+"""Acceleration methods for Keras models, in the order in which ``optimize`` tries them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from bigdl.nano.tf.inference.source import KerasSource
 
 @dataclass(frozen=True)
 class Original(Method[ModelSource]):
-    """The model as it is."""
+    """The original model without acceleration."""
 
     def build(self, source: ModelSource, options: BuildOptions) -> object:
         return source.model
@@ -39,7 +39,7 @@ class Original(Method[ModelSource]):
 
 @dataclass(frozen=True)
 class MixedBF16(Method[KerasSource]):
-    """Keras itself, with layers that compute in bfloat16."""
+    """Keras with the policy ``mixed_bfloat16``."""
 
     packages: tuple[str, ...] = ("tensorflow",)
     extra: str = "tf"
@@ -52,17 +52,17 @@ class MixedBF16(Method[KerasSource]):
 
 @dataclass(frozen=True)
 class StaticInt8(QuantizedOpenVINOMethod):
-    """Weights and activations in 8-bit integers, the rest in what is faster on this processor.
+    """OpenVINO with 8-bit weights and activations, and the faster type for other operators.
 
-    That is float32, or bfloat16 where a measurement finds it faster. BigDL 2.x left the runtime to
-    Neural Compressor, which has no Keras any more; here it is OpenVINO.
+    The other type is float32, or bfloat16 if a measurement finds it faster. BigDL 2.x used Neural
+    Compressor, which no longer supports Keras.
     """
 
     accelerator: str | None = None
 
     def model_of(self, network: Any, source: ModelSource, options: BuildOptions) -> object:
-        wanted = "INFERENCE_PRECISION_HINT" in (options.openvino_config or {})
-        if wanted or options.device != "CPU" or not supports_bf16():
+        is_set = "INFERENCE_PRECISION_HINT" in (options.openvino_config or {})
+        if is_set or options.device != "CPU" or not supports_bf16():
             return super().model_of(network, source, options)
         arrays = source.sample_arrays()
         models = {
@@ -95,4 +95,4 @@ METHODS: Mapping[str, Method] = register_methods(
     "keras", [replace(method, default=not method.extended) for method in _IN_ORDER]
 )
 DEFAULT_METHODS: Mapping[str, Method] = MethodTable("keras", lambda method: method.default)
-"""The methods of BigDL 2.x, which ``optimize`` tries unasked."""
+"""The methods of BigDL 2.x, which ``optimize`` tries by default."""

@@ -1,4 +1,4 @@
-"""InferenceOptimizer for Keras: one model, made faster in the way that suits it best."""
+"""InferenceOptimizer for Keras: selection of the fastest acceleration method for a model."""
 
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -49,23 +49,23 @@ _ROWS = 32
 
 
 def score_of(metric: object, data: object, source: KerasSource) -> Callable[[Any], float]:
-    """Return a function from a model to its score on data.
+    """Return a function that scores a model on data.
 
     Parameters
     ----------
     metric : keras.metrics.Metric or callable
         A Metric, or a callable with parameters for predictions and targets (one name contains
-        "pred", another "target", "true" or "label"), is computed on the model's predictions; any
-        other is called as ``metric(model, data)``, or as ``metric(model)`` without data.
+        "pred", another "target", "true" or "label"), is computed on the model's predictions;
+        other callables are called as ``metric(model, data)``, or ``metric(model)`` without data.
     data : Dataset, tuple or None
         ``(x, y)`` or a dataset of such pairs.
     source : KerasSource
-        Knows the model's inputs.
+        Source with the model's inputs.
 
     Raises
     ------
     UsageError
-        If the metric is no callable, or has to have targets and the data have none.
+        If the metric is no callable, or needs targets and the data have none.
     """
     streaming = None
     if isinstance(metric, keras.metrics.Metric):
@@ -81,7 +81,7 @@ def score_of(metric: object, data: object, source: KerasSource) -> Callable[[Any
             argument="metric",
         )
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "element_spec"):
-        data = data[0]  # a dataset holds the targets itself
+        data = data[0]  # the dataset contains the targets
     pair = data if isinstance(data, tuple) else (data, None)
 
     def predictions(model: keras.Model) -> Iterator[tuple[Any, Any, int]]:
@@ -102,20 +102,20 @@ _CALIBRATION_ROWS = 100
 
 
 class KerasBench(Bench):
-    """A model on the bench.
+    """Model, data and methods of a search, sent to the process that tries methods.
 
-    What it keeps of the data are ndarrays, so that it can go to another process. There the threads
-    of TensorFlow are set before the model is made, which is the only time that they can be.
+    It keeps data as ndarrays, so that it can be pickled to another process. There the number of
+    TensorFlow threads is set before the model is built, because it cannot be changed later.
 
     Parameters
     ----------
     methods : mapping of str to Method
     model, thread_num, metric
-        As of :class:`~bigdl.nano.acceleration.search.trial.Bench`.
+        See :class:`~bigdl.nano.acceleration.search.trial.Bench`.
     data : tuple
         `x` and `y` of ``InferenceOptimizer.optimize``.
     validation_data, input_spec, batch_size
-        As of ``InferenceOptimizer.optimize``.
+        Arguments of ``InferenceOptimizer.optimize``.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class KerasBench(Bench):
         self._options = BuildOptions(sample_size=_CALIBRATION_ROWS)
         self._validation_data = validation_data
         if self.has_metric:
-            score_of(self._metric, self._validation_data, source)  # refuses what cannot be
+            score_of(self._metric, self._validation_data, source)  # refuses an invalid metric
 
     @cached_property
     def _source(self) -> KerasSource:
@@ -154,7 +154,7 @@ class KerasBench(Bench):
 
     def __setstate__(self, state: dict) -> None:
         if state["thread_num"] is not None:  # before TensorFlow is used, in another process
-            with suppress(RuntimeError):  # it is the caller's, where they stay as they are
+            with suppress(RuntimeError):  # in the caller's process the number stays unchanged
                 tf = require("tensorflow", "tf")
                 tf.config.threading.set_intra_op_parallelism_threads(state["thread_num"])
         self.__dict__.update(state)
@@ -174,7 +174,7 @@ class KerasBench(Bench):
     save = staticmethod(save_model)
 
     def load(self, directory: Path) -> Candidate:
-        return Candidate(load_model(directory, trust=True), nullcontext)  # of this search
+        return Candidate(load_model(directory, trust=True), nullcontext)  # saved by this search
 
 
 @dataclass(frozen=True)
@@ -187,23 +187,23 @@ class KerasData:
     batch: int | None = None
 
     def source(self, model: keras.Model) -> KerasSource:
-        """Return a model with these data."""
+        """Return the source of a model with these data."""
         return KerasSource(model, self.input_spec, self.x, self.y, self.batch)
 
 
 class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
-    """Makes a Keras model faster without changing it.
+    """Accelerator of Keras models for inference; the original model is not changed.
 
-    ``trace`` and ``quantize`` apply one method that the caller names by its properties, ``build``
-    one by its name; ``optimize`` tries many and measures each. What comes back is called, predicts
-    and evaluates as the original does.
+    ``trace`` and ``quantize`` apply one method selected by its properties, ``build`` one selected
+    by name; ``optimize`` tries many and measures each. Accelerated models are called, predict and
+    evaluate like the original.
 
     Attributes
     ----------
     ALL_INFERENCE_ACCELERATION_METHOD : mapping of str to Method
-        The ten methods that are tried unasked.
+        The ten methods that ``optimize`` tries by default.
     DEFAULT_INFERENCE_ACCELERATION_METHOD : mapping of str to Method
-        The same.
+        The same methods.
 
     Examples
     --------
@@ -242,7 +242,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
     _methods = METHODS
     _data_argument = "x"
     _data_class = KerasData
-    # programs pass their data and its batch size whatever the precision is
+    # programs pass the data and batch size for any precision
     _always = frozenset(("input_spec", "x", "y", "batch", "sample_size"))
     _model_class, _accelerated_class = keras.Model, AcceleratedKerasModel
     _nouns = ("Keras Model", "Keras Model")
@@ -278,29 +278,30 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         strict_check: bool = True,
         **kwargs: object,
     ) -> keras.Model:
-        """Return a model in fp32 in another runtime.
+        """Return an fp32 model accelerated with another runtime.
 
         Parameters
         ----------
         model : keras.Model
-            Not changed.
+            Model to accelerate; not changed.
         accelerator : {"openvino", "onnxruntime"}
         input_spec : tf.TensorSpec, or list or dict of them, optional
-            The input of a subclass of ``keras.Model``; others tell it themselves.
+            Input of the model; only required for a subclass of ``keras.Model``.
         thread_num : int, optional
-            Threads of the runtime.
+            Number of threads of the runtime.
         device : str
-            Of OpenVINO: ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"VPUX"`` or ``"NPU"``.
+            OpenVINO device: ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"VPUX"`` or ``"NPU"``.
         onnxruntime_session_options : onnxruntime.SessionOptions, optional
         openvino_config : mapping, optional
             Properties for OpenVINO's ``compile_model``.
         logging : bool
-            Accepted; conversions say nothing.
+            Accepted for compatibility; conversions print nothing.
         strict_check : bool
-            Whether the accelerated model is compared with the original, on the sample and on
-            inputs derived from it.
+            Compare the accelerated model with the original, on the sample and on inputs derived
+            from it.
         **kwargs
-            Of OpenVINO's conversion (``mean_value``, ``layout``, …), or ``opset`` of ONNX.
+            Keywords of OpenVINO's conversion (``mean_value``, ``layout``, …), or ``opset`` for
+            ONNX.
 
         Returns
         -------
@@ -309,8 +310,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         Raises
         ------
         UsageError
-            If the arguments name no method, an argument does not apply to it, the method is not
-            possible on this machine, or the model cannot be converted.
+            If the arguments select no method, an argument does not apply to it, this machine does
+            not support the method, or the model cannot be converted.
         """
         choice = MethodChoice(accelerator=accelerator)
         options = BuildOptions(
@@ -361,26 +362,26 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         weight_options: WeightOptions | None = None,
         **kwargs: object,
     ) -> keras.Model:
-        """Return a model in bf16, fp16, int8 or int4.
+        """Return a model quantized to bf16, fp16, int8 or int4.
 
         Parameters
         ----------
         model : keras.Model
-            Not changed.
+            Model to quantize; not changed.
         x, y : optional
-            Data for int8's calibration, and for `metric`: arrays, tensors, lists or dicts of them,
-            or a ``tf.data.Dataset`` of pairs. Without data random numbers are taken.
+            Data for the calibration of int8 and for `metric`: arrays, tensors, lists or dicts of
+            them, or a ``tf.data.Dataset`` of pairs. Without data, random numbers are used.
         precision : {"int8", "bf16", "fp16", "int4"} or Precision
-            int4 is of weights only, by groups in OpenVINO; embeddings and the last layer have 8
-            bits, and no calibration data are needed.
+            int4 quantizes only weights, in groups, with OpenVINO; embeddings and the last layer
+            have 8 bits, and no calibration data are needed.
         accelerator, input_spec, thread_num, device
-            As of :meth:`trace`. Without accelerator bf16 is Keras' own ``mixed_bfloat16`` and
-            int8 runs in OpenVINO.
+            See :meth:`trace`. Without `accelerator`, bf16 uses Keras' ``mixed_bfloat16`` and int8
+            OpenVINO.
         eval_func : callable, optional
-            Called with a model, returns its score: an alternative to `metric`.
+            Function that returns the score of a model: an alternative to `metric`.
         metric : keras.metrics.Metric or callable, optional
-            With it, and with `y`, int8 keeps the accuracy within `accuracy_criterion`, or is
-            refused.
+            With it, and with `y`, int8 keeps the accuracy within `accuracy_criterion`, or raises
+            an error.
         accuracy_criterion : dict, optional
             ``{"relative": 0.01, "higher_is_better": True}`` (the default) or ``"absolute"``.
         approach : {"static"}
@@ -388,20 +389,20 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
             A variant: ``"qlinear"``, ``"integer"`` or ``"nncf"`` with ONNX Runtime,
             ``"weight_only"`` or ``"bf16"`` (the rest in bf16) with OpenVINO.
         conf, tuning_strategy, custom_objects, inputs, outputs
-            Accepted for programs that were written for Neural Compressor; they change nothing.
+            Accepted for programs written for Neural Compressor, without effect.
         timeout : float, optional
             Seconds after which no further layer selection is tried; 0 sets no limit.
         max_trials : int, optional
-            How many quantized models are scored at most.
+            Largest number of quantized models to score.
         batch : int, optional
-            Rows of a batch of calibration.
+            Number of rows of a calibration batch.
         sample_size : int
-            Rows for calibration.
+            Number of rows for calibration.
         weight_options : WeightOptions, optional
-            Of int4, and of int8 by ``method="weight_only"`` with OpenVINO: size of groups,
-            symmetry, share of layers in int8, AWQ, estimation of scales.
+            Options of int4, and of int8 with ``method="weight_only"`` and OpenVINO: group size,
+            symmetry, share of layers in int8, AWQ, scale estimation.
         onnxruntime_session_options, openvino_config, logging, **kwargs
-            As of :meth:`trace`.
+            See :meth:`trace`.
 
         Returns
         -------
@@ -410,7 +411,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         Raises
         ------
         UsageError
-            As of :meth:`trace`; also if the accuracy criterion cannot be met.
+            For the reasons of :meth:`trace`, or if the accuracy criterion cannot be met.
 
         Examples
         --------
@@ -470,53 +471,53 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         time_limit: float | None = None,
         memory_limit: int | None = None,
     ) -> None:
-        """Try methods on a model: convert it, compare its results, time it, score it.
+        """Try acceleration methods on a model: convert, check, time and score each.
 
-        Each method is tried in a process of its own, so that one that hangs, crashes or takes too
-        much memory costs its row only. It is timed in alternation with ``model(x)``. The table is
-        printed at the end; :meth:`summary`, :meth:`results` and :meth:`plot` give it again.
+        Each method runs in a separate process, so that a hang, a crash or excessive memory use
+        affects only its row. It is timed in alternation with ``model(x)``. The table is printed at
+        the end; :meth:`summary`, :meth:`results` and :meth:`plot` show it again.
 
         Parameters
         ----------
         model : keras.Model
-            Not changed.
+            Model to accelerate; not changed.
         x, y
-            As of :meth:`quantize`; the first rows of `x` are the sample that is timed.
+            See :meth:`quantize`; the first rows of `x` are the timed sample.
         validation_data : tuple or tf.data.Dataset, optional
             ``(x, y)``, or a dataset of such pairs, for `metric`.
         input_spec : optional
-            As of :meth:`trace`.
+            See :meth:`trace`.
         batch_size : int
-            Rows of the sample.
+            Number of rows of the sample.
         metric : keras.metrics.Metric or callable, optional
             A Metric, or a callable with parameters for predictions and targets (names that contain
             "pred", and "target", "true" or "label"), whose results are averaged over the rows; or
-            any other callable, called as ``metric(model, validation_data)``, or as
+            another callable, called as ``metric(model, validation_data)``, or as
             ``metric(model)`` without validation data.
         direction : {"max", "min"}
-            Whether a higher or a lower metric is better.
+            ``"max"`` if a higher metric is better, else ``"min"``.
         thread_num : int, optional
-            Threads of every model, the original included.
+            Number of threads of every model, including the original.
         logging : bool
-            Show what methods print, and a progress bar also where there is no terminal.
+            Show the output of methods, and a progress bar even without a terminal.
         latency_sample_num : int
-            Calls that are timed; fewer where they take more than ten seconds.
+            Number of timed calls; fewer if they take more than ten seconds.
         includes : list of str, optional
-            Try these methods only, and the original.
+            Methods to try in addition to the original.
         excludes : list of str, optional
-            Leave these methods out; the original is always tried.
+            Methods not to try; the original is always tried.
         output_filename : str, optional
             File for the table.
         time_limit : float, optional
-            Seconds for one method. By default 20 times what the original took, and at least 300.
+            Seconds for one method. Default: 20 times the time of the original, at least 300.
         memory_limit : int, optional
-            Bytes of resident memory of the process that tries methods; by default 90 % of what is
-            free at the beginning.
+            Bytes of resident memory of the process that tries methods. Default: 90 % of the free
+            memory at the start.
 
         Raises
         ------
         UsageError
-            If an argument makes no sense, or the original does not run on the data or the metric.
+            If an argument is invalid, or the original does not run on the data or the metric.
         """
         model = resolve_placeholder(model)
         self._check_model(model)
@@ -554,23 +555,23 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         Parameters
         ----------
         accelerator : {"openvino", "onnxruntime"}, optional
-            Only models of this runtime.
+            Consider only models of this runtime.
         precision : {"fp32", "bf16", "fp16", "int8", "int4"}, optional
-            Only models of this precision.
+            Consider only models of this precision.
         accuracy_criterion : float, optional
-            Largest drop of the accuracy, as a fraction of the original's.
+            Largest allowed drop of the accuracy, as a fraction of the original's.
 
         Returns
         -------
         model : keras.Model
         option : str
-            What was done, e.g. ``"openvino + int8"`` or ``"original"``.
+            Description of the method, e.g. ``"openvino + int8"`` or ``"original"``.
 
         Raises
         ------
         UsageError
-            If :meth:`optimize` was not called, no model that works is of this kind, or there is a
-            criterion and no accuracy.
+            If :meth:`optimize` was not called, no successful model matches, or there is a
+            criterion but no accuracy.
         """
         return self._best(accelerator, precision, None, accuracy_criterion)
 

@@ -34,13 +34,13 @@ _OF_KERAS = ("training", "mask")
 
 
 class Port(NamedTuple):
-    """One tensor of a call.
+    """Specification of one tensor of a call.
 
     Attributes
     ----------
     name : str
     shape : tuple of int or None
-        None where it is not fixed; the first dimension is the batch.
+        Sizes, None for dynamic ones; the first dimension is the batch.
     dtype : str
     """
 
@@ -51,26 +51,26 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True)
 class KerasCallInputs(nesting.CallSignature):
-    """The arguments of a model's calls.
+    """Nesting and tensors of the arguments of a Keras model's calls.
 
     Attributes
     ----------
     ports : tuple of Port
-        The tensors in the order of the structures.
+        Specifications of the tensors in the order of the structures.
     """
 
     ports: tuple[Port, ...] = ()
 
     @classmethod
     def of_specs(cls, model: keras.Model, arguments: Sequence[Any]) -> KerasCallInputs:
-        """Return inputs that are described by specs, one nest of them for each argument.
+        """Return the inputs described by specs, one nest of specs per argument.
 
         Parameters
         ----------
         model : keras.Model
         arguments : sequence
-            Nests of whatever has a shape and a dtype: ``tf.TensorSpec``, ``keras.KerasTensor``,
-            ``keras.InputSpec``, tensors, ndarrays. The first dimension counts as the batch.
+            Nests of objects with a shape and a dtype: ``tf.TensorSpec``, ``keras.KerasTensor``,
+            ``keras.InputSpec``, tensors, ndarrays. The first dimension is the batch.
         """
         parameters = tuple(_parameters(model)[: len(arguments)]) or ("inputs",)
         if len(parameters) < len(arguments):
@@ -96,15 +96,15 @@ class KerasCallInputs(nesting.CallSignature):
         return tuple(port.name for port in self.ports)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list:
-        """Return the tensors of a call in the order of :attr:`ports`.
+        """Flatten the arguments of a call to tensors in the order of :attr:`ports`.
 
-        As in Keras, the first parameter takes several forms: names in place of a list, a list of
-        one in place of a tensor, nested Python numbers.
+        As in Keras, the first parameter may have other forms: a dict by name for a list, a list of
+        one for a tensor, nested Python numbers.
 
         Raises
         ------
         UsageError
-            If an argument is missing, given twice, unknown or nested in another way.
+            If an argument is missing, duplicate, unknown or has a different nesting.
         """
         leaves: list = []
         for name, value in self._bind(args, kwargs or {}).items():
@@ -113,12 +113,12 @@ class KerasCallInputs(nesting.CallSignature):
         return leaves
 
     def arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list:
-        """:meth:`flatten` as ndarrays of the ports' types and ranks."""
+        """Flatten the arguments of a call to ndarrays of the ports' types and ranks."""
         leaves = self.flatten(args, kwargs)
         return [as_array(leaf, port) for leaf, port in zip(leaves, self.ports, strict=True)]
 
     def pack(self, leaves: Iterable[Any]) -> tuple:
-        """Return the positional arguments of a call from its tensors."""
+        """Return the positional arguments of a call from its flat tensors."""
         return self.unflatten(leaves)[0]
 
     def to_json(self) -> dict:
@@ -129,7 +129,7 @@ class KerasCallInputs(nesting.CallSignature):
         return super().from_json(data, ports=ports_from_json(data["ports"]))
 
     def _conformed(self, structure: Structure, value: object) -> object:
-        """A value in the form of a structure, where Keras would take it too."""
+        """Return a value in the nesting of `structure` where Keras would accept the value, too."""
         single = structure.node_type == "tensor"
         if (
             isinstance(value, Mapping)
@@ -150,23 +150,23 @@ class KerasCallInputs(nesting.CallSignature):
 
 
 def ports_as_json(ports: Iterable[Port]) -> list[list]:
-    """Return ports as JSON."""
+    """Convert ports to JSON-serializable lists."""
     return [[port.name, list(port.shape), port.dtype] for port in ports]
 
 
 def ports_from_json(data: Iterable[Sequence[Any]]) -> tuple[Port, ...]:
-    """Read what :func:`ports_as_json` returned."""
+    """Convert lists from :func:`ports_as_json` to ports."""
     return tuple(Port(name, tuple(shape), dtype) for name, shape, dtype in data)
 
 
 def as_array(value: object, port: Port | None = None) -> np.ndarray:
-    """Return a tensor as an ndarray of a port's type and rank, without a copy if possible."""
+    """Convert a tensor to an ndarray of a port's type and rank, without a copy if possible."""
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if port is None or port.dtype == "string":
         return array
     if str(array.dtype) != port.dtype:
         array = nesting.cast_array(array, numpy_type(port.dtype), port.name)
-    elif array.dtype.name == "bfloat16":  # which runtimes do not take from numpy
+    elif array.dtype.name == "bfloat16":  # runtimes do not accept NumPy's bfloat16
         array = array.astype(np.float32)
     rank = len(port.shape)
     if array.ndim == rank - 1 and port.shape[-1] == 1:
@@ -177,7 +177,7 @@ def as_array(value: object, port: Port | None = None) -> np.ndarray:
 
 
 def plain(value: Any) -> Any:
-    """Return nested tensors with builtin containers, as Keras wraps those that are attributes."""
+    """Replace Keras' tracked containers in nested tensors by builtin ones."""
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -211,7 +211,7 @@ def _port(spec: Any, name: str) -> Port:
 
 
 def _parameters(model: Any) -> list[str]:
-    """Return the positional parameters of ``call`` that hold inputs."""
+    """Return the names of ``call``'s positional parameters for inputs."""
     return [
         name
         for name, each in inspect.signature(model.call).parameters.items()
@@ -222,7 +222,7 @@ def _parameters(model: Any) -> list[str]:
 def batches_of(
     data: tuple[Any, Any], inputs: KerasCallInputs, size: int
 ) -> Iterator[tuple[list[np.ndarray], Any]]:
-    """Yield the inputs of each batch as a flat list, and its targets, None where there are none.
+    """Yield the flat inputs of each batch and its targets, or None without targets.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def batches_of(
         of ``x``, ``(x, y)`` or ``(x, y, weight)``, batched or not.
     inputs : KerasCallInputs
     size : int
-        Rows of a batch; batches of the user's making stay as they are.
+        Number of rows of a batch; batches from a dataset stay as they are.
     """
     x, y = data
     if not _is_stream(x):
@@ -252,19 +252,19 @@ def batches_of(
 def rows_as_arrays(
     data: tuple[Any, Any], inputs: KerasCallInputs, count: int, size: int
 ) -> Iterator[list[np.ndarray]]:
-    """Return flat lists of arrays of the data's inputs, in batches that hold so many rows.
+    """Yield flat lists of input arrays in batches, up to `count` rows.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If there is no row.
     """
     batches = (arrays for arrays, _ in batches_of(data, inputs, size))
     return first_batches(batches, count, empty="x holds no row; give at least one")
 
 
 def first_rows(data: tuple[Any, Any], inputs: KerasCallInputs, count: int) -> list[np.ndarray]:
-    """Return the first rows as a flat list of arrays; fewer if there are fewer."""
+    """Return the first `count` rows, or fewer if there are fewer, as a flat list of arrays."""
     columns = zip(*rows_as_arrays(data, inputs, count, count), strict=True)
     return [np.concatenate(column)[:count] for column in columns]
 
@@ -294,7 +294,7 @@ def _leaves(x: Any, inputs: KerasCallInputs) -> list[np.ndarray]:
 
 
 def _is_batched(features: object, inputs: KerasCallInputs) -> bool:
-    """Return True if an element holds rows; one row has a dimension less than the model's input."""
+    """Return True if an element is a batch; a single row has one dimension less than the input."""
     ranks = [np.ndim(leaf) for leaf in flatten(features)[0]]
     return any(rank >= len(port.shape) for rank, port in zip(ranks, inputs.ports, strict=False))
 
@@ -305,30 +305,30 @@ def _sliced(y: object, rows: slice) -> object:
     return structure.rebuild([np.asarray(leaf)[rows] for leaf in leaves])
 
 
-# For dimensions, but the batch, that a random sample has to have and the model leaves open.
+# Size of dynamic dimensions, except the batch, in a random sample.
 _OPEN_SIZE = 8
 _OTHER_SAMPLES = 3
 _RANDOM_ROWS = 8
 
 
 class KerasSource:
-    """A model and a sample, as methods see them.
+    """A Keras model and sample data, the input of acceleration methods.
 
     Parameters
     ----------
     model : keras.Model
-        Not changed, but built if it was not.
+        Model; it is built if necessary, but not changed otherwise.
     input_spec : optional
-        Nested ``tf.TensorSpec`` of the input: one, or a list of them for each argument.
+        Nested ``tf.TensorSpec`` of the input, or a list of them for several arguments.
     x, y : optional
         Data for calibration: ndarrays, tensors, nests of them, or a ``tf.data.Dataset``.
     batch : int, optional
-        Rows of a batch of calibration.
+        Number of rows of a calibration batch.
 
     Raises
     ------
     UsageError
-        Where the input has to be known, if nothing tells it.
+        If an operation needs the input's specification and it is unknown.
     """
 
     def __init__(
@@ -354,7 +354,7 @@ class KerasSource:
         return known or KerasCallInputs.of_specs(self.model, self._arguments())
 
     def _arguments(self) -> list:
-        """Return a nest of specs, or of tensors like them, for each argument of a call."""
+        """Return a nest of specs or tensors for each argument of a call."""
         model, spec = self.model, self._input_spec
         if getattr(model, "inputs", None):
             symbolic = plain(model.inputs if isinstance(model, keras.Sequential) else model.input)
@@ -375,7 +375,7 @@ class KerasSource:
                     argument="input_spec",
                 )
             spec = x
-            if _is_stream(x):  # of batches: single rows cannot be told from them here
+            if _is_stream(x):  # assume batches, since single rows look the same here
                 spec, _ = next(map(_split, read(cast("Iterable[Any]", x))), (None, None))
                 if spec is None:
                     raise UsageError(
@@ -391,7 +391,7 @@ class KerasSource:
 
     @cached_property
     def graph(self) -> Any:
-        """The ``tf.function`` of the flat inputs and outputs."""
+        """``tf.function`` of the model with flat inputs and outputs."""
         tf = require("tensorflow", "tf")
 
         def flat(*tensors):
@@ -404,7 +404,7 @@ class KerasSource:
 
     @cached_property
     def concrete(self) -> Any:
-        """Its concrete function."""
+        """Concrete function of :attr:`graph`."""
         name = type(self.model).__name__
         sentence = f"{name} cannot be called with its input in a graph"
         with as_usage_error(sentence, "; pass another input_spec", code="model-input"):
@@ -419,7 +419,7 @@ class KerasSource:
 
     @property
     def outputs(self) -> Structure:
-        """The structure of the model's results, known once it has been called."""
+        """Nesting of the model's results, known after the first call."""
         known = vars(self.model).get("nano_outputs")  # of an accelerated model
         if known is not None:
             return known
@@ -429,7 +429,7 @@ class KerasSource:
 
     @cached_property
     def output_ports(self) -> tuple[Port, ...]:
-        """The tensors of the model's results."""
+        """Specifications of the output tensors."""
         known = vars(self.model).get("nano_ports")  # of an accelerated model
         if known is not None:
             return known
@@ -439,11 +439,11 @@ class KerasSource:
         return tuple(map(Port, self.outputs.paths(""), shapes, types))
 
     def probes(self, options: BuildOptions) -> list[Probe]:
-        """Return inputs on which an accelerated model is compared, with the model's results.
+        """Return the inputs for comparisons with an accelerated model, with the model's results.
 
-        The first is the sample; of the others those are left out that the model does not take.
+        The first is the sample. Further inputs that the model does not accept are left out.
         """
-        if PREPROCESSING.intersection(options.conversion):  # then it shall differ
+        if PREPROCESSING.intersection(options.conversion):  # the results differ intentionally
             return [Probe("the sample", self.sample_arrays(), None)]
         if self._probes is None:
             sample = self.sample_arrays()
@@ -466,13 +466,13 @@ class KerasSource:
         )
 
     def original(self, inputs: Sequence[np.ndarray], noise: float = 0.0) -> object:
-        """Return what the model gives for flat inputs; None if it does not take them.
+        """Return the model's results for flat inputs, or None if it does not accept them.
 
         Parameters
         ----------
         inputs : sequence of ndarray
         noise : float
-            Relative size of the noise that is laid on the inputs.
+            Relative size of random noise added to the inputs.
         """
         if noise:
             random = np.random.default_rng(0)
@@ -488,10 +488,10 @@ class KerasSource:
             return None
 
     def alternative(self, inputs: Sequence[np.ndarray]) -> None:
-        """Return None: Keras has one way."""
+        """Return None, since a Keras model has no alternative computation."""
 
     def refused_negatives(self) -> list[int]:
-        """Return positions of integer inputs in which the model takes no negative number."""
+        """Return positions of integer inputs for which the model refuses negative numbers."""
         sample, refused = self.sample_arrays(), []
         for position, array in enumerate(sample):
             if array.dtype.kind != "i" or not array.size:
@@ -503,24 +503,24 @@ class KerasSource:
         return refused
 
     def run(self, model: keras.Model, inputs: Sequence[np.ndarray]) -> object:
-        """Return what an accelerated model gives for flat inputs."""
+        """Return an accelerated model's results for flat inputs."""
         return model(*self.inputs.pack(inputs))
 
     def runs_code(self, model: keras.Model) -> bool:
-        """Return False: what runs is a graph."""
+        """Return False, since accelerated models run a graph instead of Python code."""
         return False
 
     def check_side_effects(self, model: keras.Model, method: object) -> None:
-        """Do nothing: layers keep what they keep in variables, which graphs have."""
+        """Do nothing, since layers keep their state in variables, which graphs contain."""
 
     def sample_arrays(self) -> list[np.ndarray]:
-        """Return one row of the data as a flat list, or random numbers where there are none."""
+        """Return one row of the data as a flat list, or of random numbers without data."""
         if self.data[0] is not None:
             return first_rows(self.data, self.inputs, 1)
         return self.random_arrays(1)
 
     def random_arrays(self, rows: int) -> list[np.ndarray]:
-        """Return numbers from 0 to 1 (or zeros and ones) of the input's shapes."""
+        """Return random numbers from 0 to 1, or random zeros and ones, of the inputs' shapes."""
         random = np.random.default_rng(0)
         arrays = []
         for port in self.inputs.ports:
@@ -532,9 +532,9 @@ class KerasSource:
         return arrays
 
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
-        """Yield flat lists of ndarrays of the data, as many as hold the sample size.
+        """Yield flat lists of arrays from the data, up to the sample size.
 
-        Without data, random numbers are given.
+        Without data, it yields random numbers.
         """
         if self.data[0] is None:
             for _ in range(2):
@@ -545,7 +545,7 @@ class KerasSource:
 
     @cached_property
     def graph_names(self) -> list[str]:
-        """Names of the inputs that are allowed in a graph of TensorFlow and in an ONNX file."""
+        """Input names that are valid in TensorFlow graphs and ONNX files."""
         safe = [re.sub(r"[^\w.-]", "_", name) for name in self.inputs.names]
         return [name if name[:1].isalnum() else f"x{name}" for name in safe]
 
@@ -560,13 +560,13 @@ _OF_OTHER_TYPES = (
 
 
 def _specs_of_call(model: keras.Model) -> list | None:
-    """Return specs of a subclassed model's arguments by the shapes of an earlier call.
+    """Return specs of a subclassed model's arguments from the shapes of an earlier call.
 
-    Keras keeps the shapes and no types, so None of a model with layers for whole numbers or texts.
+    Keras records only shapes, so return None for a model with layers for integers or strings.
     """
     shapes = getattr(model, "_build_shapes_dict", None)
-    kinds = {cls.__name__ for layer in model._flatten_layers() for cls in type(layer).__mro__}
-    others = any(name in _OF_OTHER_TYPES or name.endswith("Lookup") for name in kinds)
+    names = {cls.__name__ for layer in model._flatten_layers() for cls in type(layer).__mro__}
+    others = any(name in _OF_OTHER_TYPES or name.endswith("Lookup") for name in names)
     if not shapes or not model.built or others:
         return None
     shapes = shapes.get("input_shape", shapes) if len(shapes) == 1 else shapes
@@ -579,7 +579,7 @@ def _specs_of_call(model: keras.Model) -> list | None:
 
 
 def _mirrored(array: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return other values of the same range."""
+    """Return other values of the same range as an array."""
     if not array.size or array.dtype.kind not in "iufb":
         return array
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Keras models that train in several processes, and their accelerated inference."""
+"""Keras models with multi-process training, and their accelerated inference."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""All activations of Keras."""
+"""Keras activations."""
 
 from bigdl.nano.lazy_names import lazy_names
 

@@ -1,4 +1,4 @@
-"""``Sequential`` and ``Model`` of Keras that can train in several processes."""
+"""Keras' ``Sequential`` and ``Model`` with multi-process training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import keras
-from keras.src.models.functional import Functional  # which has no public name
+from keras.src.models.functional import Functional  # it has no public name
 
 __all__ = ["Model", "Sequential"]
 
@@ -19,11 +19,11 @@ else:
 
 
 class _NanoModel(_Base):
-    """A model of Keras that trains in several processes too."""
+    """Mix-in that adds multi-process training to a Keras model."""
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         made = super().__new__(cls, *args, **kwargs)
-        # Keras wraps the method of each object, and refuses the arguments of BigDL 2.x in it.
+        # Keras wraps the method in each object, and the wrapper refuses arguments of BigDL 2.x.
         vars(made).pop("quantize", None)
         return made
 
@@ -51,35 +51,36 @@ class _NanoModel(_Base):
         num_processes: int | None = None,
         backend: Literal["multiprocessing", "ray"] = "multiprocessing",
     ) -> keras.callbacks.History:
-        """Train, in this process or in several of this machine.
+        """Train the model in this process, or in several processes of this machine.
 
-        Several processes make the steps of one: `batch_size`, or the batch of the dataset, is that
-        of all of them together, each computes its share, and gradients are averaged over the rows.
+        Several processes compute the same steps as one: `batch_size`, or the batch of the dataset,
+        is the global batch. Each process computes its share, and gradients are averaged over the
+        rows.
 
         Parameters
         ----------
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle
-            As of ``keras.Model.fit``.
+            See ``keras.Model.fit``.
         class_weight, sample_weight, initial_epoch, steps_per_epoch, validation_steps
-            As of ``keras.Model.fit``.
+            See ``keras.Model.fit``.
         validation_batch_size, validation_freq
-            As of ``keras.Model.fit``.
+            See ``keras.Model.fit``.
         max_queue_size, workers, use_multiprocessing
-            Accepted; Keras 3 takes them from its ``PyDataset``.
+            Accepted for compatibility; Keras 3 reads them from its ``PyDataset``.
         num_processes : int, optional
-            Processes that train; None and 1 train in this one.
+            Number of training processes. None and 1 train in this process.
         backend : {"multiprocessing", "ray"}
-            How the processes are started.
+            How to start the processes.
 
         Returns
         -------
         keras.callbacks.History
-            Figures are those of all rows.
+            Metrics over the rows of all processes.
 
         Raises
         ------
         UsageError
-            If an argument is wrong, or the model, the data or a callback cannot be sent.
+            If an argument is invalid, or the model, the data or a callback cannot be pickled.
         """
         if (max_queue_size, workers, use_multiprocessing) != (10, 1, False):
             warnings.warn(
@@ -115,17 +116,17 @@ class _NanoModel(_Base):
         return fit_in_processes(self, processes, of_keras)
 
     def trace(self, *args: object, **kwargs: object) -> keras.Model:
-        """Deprecated: ``InferenceOptimizer.trace``."""
-        return _optimizer_instead("trace").trace(self, *args, **kwargs)
+        """Call ``InferenceOptimizer.trace`` (deprecated)."""
+        return _deprecated_for_optimizer("trace").trace(self, *args, **kwargs)
 
     def quantize(self, *args: object, **kwargs: object) -> keras.Model | None:
-        """Deprecated: ``InferenceOptimizer.quantize``; with a mode, that of ``keras.Model``."""
+        """Call ``InferenceOptimizer.quantize`` (deprecated), or with a mode Keras' method."""
         if isinstance(kwargs.get("mode", args[0] if args else None), str):
             return super().quantize(*args, **kwargs)
-        return _optimizer_instead("quantize").quantize(self, *args, **kwargs)
+        return _deprecated_for_optimizer("quantize").quantize(self, *args, **kwargs)
 
 
-def _optimizer_instead(name: str) -> Any:
+def _deprecated_for_optimizer(name: str) -> Any:
     message = f"model.{name} is deprecated; use InferenceOptimizer.{name}"
     warnings.warn(message, DeprecationWarning, stacklevel=3)
     from bigdl.nano.tf.inference.optimizer import InferenceOptimizer
@@ -155,14 +156,14 @@ class Sequential(_NanoModel, keras.Sequential):
 
 @keras.saving.register_keras_serializable(package="bigdl")
 class FunctionalModel(_NanoModel, Functional):
-    """A functional model, as ``Model(inputs, outputs)`` makes it."""
+    """A functional model, the result of ``Model(inputs, outputs)``."""
 
 
 @keras.saving.register_keras_serializable(package="bigdl")
 class Model(_NanoModel, keras.Model):
-    """``keras.Model`` with ``fit(num_processes=...)``: to be subclassed, or of inputs and outputs.
+    """``keras.Model`` with ``fit(num_processes=...)``, for subclasses and functional models.
 
-    ``Model(inputs, outputs)`` is a functional model as it is in Keras.
+    ``Model(inputs, outputs)`` is a functional model, as in Keras.
 
     Examples
     --------
@@ -195,7 +196,7 @@ class Model(_NanoModel, keras.Model):
         if not _is_functional(args, kwargs):
             super().__init__(*args, **kwargs)
             return
-        # Keras would make this class a functional one for everybody.
+        # Keras would change this class itself into a functional one.
         _become_functional(type(self))
         FunctionalModel.__init__(self, *args, **kwargs)
 
@@ -209,7 +210,7 @@ def _is_functional(args: tuple, kwargs: dict) -> bool:
 
 
 def _become_functional(cls: type) -> None:
-    """Exchange ``Model`` for its functional relative in the bases of a user's class."""
+    """Replace ``Model`` by ``FunctionalModel`` in the bases of a user's class."""
     if Model in cls.__bases__:
         cls.__bases__ = tuple(FunctionalModel if base is Model else base for base in cls.__bases__)
         return

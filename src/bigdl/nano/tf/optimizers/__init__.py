@@ -1,4 +1,4 @@
-"""All optimizers of Keras, and an Adam that updates the rows of sparse gradients only."""
+"""Keras optimizers, with an Adam that updates only the rows of sparse gradients."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
     from bigdl.nano.tf.optimizers.sparse_adam import SparseAdam as SparseAdam
 
-_OWN = {"SparseAdam": "bigdl.nano.tf.optimizers.sparse_adam"}
+_NANO_OPTIMIZERS = {"SparseAdam": "bigdl.nano.tf.optimizers.sparse_adam"}
 
-__getattr__, __dir__ = lazy_names(__name__, _OWN, "keras.optimizers")
+__getattr__, __dir__ = lazy_names(__name__, _NANO_OPTIMIZERS, "keras.optimizers")

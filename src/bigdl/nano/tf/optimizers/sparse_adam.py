@@ -10,27 +10,27 @@ from bigdl.common.errors import UsageError
 
 @keras.saving.register_keras_serializable(package="bigdl")
 class SparseAdam(keras.optimizers.Adam):
-    """Adam (Kingma and Ba, 2015) that leaves alone the rows that a batch has not touched.
+    """Adam (Kingma and Ba, 2015) that updates only the rows in a sparse gradient.
 
-    Of a ``tf.IndexedSlices``, the gradient of an embedding, only the rows that occur in it are
-    updated, moments included ("lazy Adam"); dense gradients get ordinary Adam, to the last bit.
+    For a ``tf.IndexedSlices``, the gradient of an embedding, only the rows in it and their moments
+    are updated ("lazy Adam"). Dense gradients are updated exactly like in Keras' Adam.
 
     Parameters
     ----------
     learning_rate : float or schedule
     beta_1, beta_2 : float
-        Decays of the first and second moment.
+        Decay rates of the first and second moment.
     epsilon : float
     amsgrad : bool
         Not supported.
     name : str
     **kwargs
-        Of ``keras.optimizers.Adam``.
+        Further arguments of ``keras.optimizers.Adam``.
 
     Raises
     ------
     UsageError
-        If `amsgrad` is asked for.
+        If `amsgrad` is True.
 
     Examples
     --------
@@ -43,7 +43,7 @@ class SparseAdam(keras.optimizers.Adam):
     ...     loss = tf.reduce_sum(layer(tf.constant([3, 7])))
     >>> before = layer.embeddings.numpy().copy()
     >>> optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
-    >>> np.flatnonzero((layer.embeddings.numpy() != before).any(axis=1))  # rows of the batch alone
+    >>> np.flatnonzero((layer.embeddings.numpy() != before).any(axis=1))  # only rows of the batch
     array([3, 7])
     """
 
@@ -87,6 +87,6 @@ class SparseAdam(keras.optimizers.Adam):
 
 
 def _summed_by_row(gradient: Any) -> tuple[Any, Any]:
-    """Each row once."""
-    rows, places = tf.unique(gradient.indices)
-    return rows, tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(rows)[0])
+    """Sum the values of each row; return the unique rows and their sums."""
+    rows, segments = tf.unique(gradient.indices)
+    return rows, tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(rows)[0])

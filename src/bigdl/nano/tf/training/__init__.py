@@ -1,5 +1,5 @@
-"""Training of Keras models in several processes of one machine."""
+"""Multi-process training of Keras models on one machine."""
 
 from bigdl.common.errors import require
 
-require("tensorflow", "nano,tf")  # whose modules import it
+require("tensorflow", "nano,tf")  # the modules of this package import it

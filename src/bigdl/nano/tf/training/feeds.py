@@ -1,10 +1,9 @@
-"""Data of a fit for several processes: arrays, datasets, and batches that Python makes.
+"""Data feeds of a multi-process fit: arrays, datasets and Python generators.
 
-A feed is pickled to each process, which takes its part of every batch there. Batches, and their
-order, are the same in all of them. Batches that only the caller's process can make are written to a
-file that all of them read: a record is a tensor; so many records as a batch has tensors are a
-batch. They are written one by one from Python, not by ``tf.data.Dataset.save``, which could not be
-interrupted.
+A feed is pickled to each process, which takes its share of every batch. The batches and their order
+are the same in all processes. Batches that only the caller's process can compute are written to a
+file that all processes read. A record of the file is a tensor, and a batch is one record for each
+of its tensors. Python writes them one by one, since ``tf.data.Dataset.save`` cannot be interrupted.
 """
 
 import itertools
@@ -28,7 +27,7 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.keras.data import DatasetGraph, DatasetRows, with_seeds
 
 MAX_BATCHES = 65_536
-"""So many batches are read of data whose end is not known."""
+"""Largest number of batches read from data of unknown length."""
 
 # Operations that a graph cannot run in another process.
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
@@ -44,22 +43,22 @@ class FeedRows(DatasetRows):
     row : tuple
         A batch of one row.
     arrays : tuple, optional
-        Nested arrays whose row numbers the dataset gives.
+        Nested arrays; the elements of the dataset are indices of their rows.
 
     Attributes
     ----------
-    as_it_is : bool
-        Whether an element that is no tuple is a batch, as Keras gives it to a step of the model's
-        own, and not its inputs alone.
+    elements_are_batches : bool
+        True if an element that is no tuple is passed unchanged, as Keras does for models with a
+        custom step; False if it is the inputs of a batch.
     """
 
-    as_it_is = False
+    elements_are_batches = False
 
     def __init__(
         self, dataset: tf.data.Dataset, sync: GradientSync, row: tuple, arrays: tuple | None = None
     ):
         super().__init__(dataset, sync)
-        self.spec = None  # any element is a batch, at least of inputs alone
+        self.spec = None  # accept any element as a batch, possibly of inputs only
         self._row, self._arrays = row, arrays
 
     def __len__(self) -> int:
@@ -67,32 +66,32 @@ class FeedRows(DatasetRows):
 
     def example(self, types, assembly):
         is_tuple = self._arrays is not None or isinstance(self._dataset.element_spec, tuple)
-        return self._row if is_tuple or not self.as_it_is else self._row[0]
+        return self._row if is_tuple or not self.elements_are_batches else self._row[0]
 
     def _check_equal(self, batch):
-        """Accept rows that differ: random operations of a pipeline draw in each process."""
+        """Accept different rows, because random operations differ between processes."""
 
     def _part(self, batch):
         part, rows = super()._part(batch)
         if self._arrays is None:
-            return (part if isinstance(part, tuple) or self.as_it_is else (part,)), rows
+            return (part if isinstance(part, tuple) or self.elements_are_batches else (part,)), rows
         leaves, structure = flatten(self._arrays)
         return structure.rebuild([leaf[part.numpy()] for leaf in leaves]), rows
 
 
 @dataclass
 class KerasArrayFeed:
-    """Rows of arrays.
+    """Batches of rows of in-memory arrays.
 
     Attributes
     ----------
     arrays
         ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` of nested ndarrays.
     batch_size : int
-        Rows of a batch of all processes.
+        Number of rows of a batch, over all processes.
     shuffle : bool
     steps : int or None
-        ``steps_per_epoch`` for ``fit``.
+        ``steps_per_epoch`` of ``fit``.
     """
 
     arrays: tuple
@@ -122,18 +121,18 @@ class KerasArrayFeed:
 
 @dataclass
 class KerasDatasetFeed:
-    """Batches of a ``tf.data.Dataset``, which travels as a graph or as a file of them.
+    """Batches of a ``tf.data.Dataset``, sent as a graph or as a file of batches.
 
     Attributes
     ----------
     content : bytes or str
-        The graph, or the file's path.
+        The serialized graph, or the path of the file.
     spec
-        Of the elements.
+        Element spec.
     row : tuple
         A batch of one row, as a train step takes it.
     steps : int or None
-        ``steps_per_epoch`` for ``fit``; None where the dataset ends with an epoch.
+        ``steps_per_epoch`` of ``fit``; None if an epoch is one pass over the dataset.
     """
 
     content: bytes | str
@@ -151,7 +150,7 @@ class KerasDatasetFeed:
 
 
 Feed = KerasArrayFeed | KerasDatasetFeed
-"""Rows in batches."""
+"""Any feed of batches."""
 
 
 def feed_of(
@@ -166,24 +165,24 @@ def feed_of(
     shuffle: bool = False,
     steps_argument: str = "steps_per_epoch",
 ) -> Feed:
-    """Return the feed of what ``fit`` was given.
+    """Return the feed for the data arguments of ``fit``.
 
     Parameters
     ----------
     x, y, sample_weight, batch_size, steps, shuffle
-        As of ``keras.Model.fit``.
+        Arguments of ``keras.Model.fit``.
     epochs : int
-        How often the data are gone through.
+        Number of passes over the data.
     folder : Path
-        Where elements are put that only this process can make; it outlives the feed.
+        Folder for batches that only this process can compute; it must outlive the feed.
     steps_argument : str
-        What `steps` is called in ``fit``.
+        Name of the argument `steps` in ``fit``, for errors.
 
     Raises
     ------
     UsageError
-        If the data are of another kind, or are not batches; if they are to be gone through to their
-        end and have none: such data of Python's are given up after :data:`MAX_BATCHES`.
+        If the type of the data is not supported, or they are no batches; if they need a number of
+        steps because they do not end, which is assumed after :data:`MAX_BATCHES`.
     """
     if steps is not None:
         steps = check_positive(steps_argument, steps)
@@ -192,8 +191,8 @@ def feed_of(
         return _array_feed(x, y, sample_weight, batch_size, steps, shuffle)
     if y is not None or sample_weight is not None:
         raise UsageError(
-            "x is a dataset or a generator, which holds targets and weights itself; leave y and "
-            "sample_weight out",
+            "x is a dataset or a generator, which contains targets and weights; do not pass y and "
+            "sample_weight",
             code="argument-conflict",
             argument="y",
         )
@@ -220,7 +219,7 @@ def _array_feed(x, y, sample_weight, batch_size, steps, shuffle) -> KerasArrayFe
     rows = {len(leaf) for leaf in flatten(arrays)[0]}
     if len(rows) != 1 or not next(iter(rows)):
         raise UsageError(
-            f"x and y must hold as many rows each, but they hold {sorted(rows)}", code="data-shape"
+            f"x and y must have the same number of rows, but have {sorted(rows)}", code="data-shape"
         )
     if not batch_size:
         batch_size = math.ceil(rows.pop() / steps) if steps else 32
@@ -256,7 +255,7 @@ def _runs_python(content: bytes) -> bool:
 
 
 def _spooled(batches, spec, steps, folder) -> KerasDatasetFeed:
-    """Return a feed of batches that are made now, once."""
+    """Return a feed of batches that are computed now and written to a file."""
     path, spec = write_batches(batches, folder, spec)
     if spec is None:
         raise UsageError("The generator yields nothing; give at least one batch", code="data-empty")
@@ -279,12 +278,12 @@ def _as_element(batch: object) -> object:
     parts = list(batch) if isinstance(batch, tuple) else [batch]
     while parts and parts[-1] is None:
         parts.pop()
-    # In an element of a dataset a list would be one tensor.
+    # A list in an element of a dataset would become one tensor.
     return keras.tree.lists_to_tuples(_as_arrays(tuple(parts)))
 
 
 def _batches_in_order(data: Any) -> Iterator:
-    """Yield the batches of a PyDataset, over and over."""
+    """Yield the batches of a PyDataset repeatedly."""
     while True:
         for index in itertools.count() if data.num_batches is None else range(data.num_batches):
             yield data[index]
@@ -302,17 +301,17 @@ def _as_arrays(value: object) -> object:
 
 
 def write_batches(batches: Iterator, folder: Path, spec: object = None) -> tuple[str, Any]:
-    """Write nested tensors.
+    """Write nested tensors to a file.
 
     Parameters
     ----------
     batches : iterator of nested tensors
-        Of the same structure. Tensors are cast to the dtypes of the first batch; the lengths of
-        dimensions are left open.
+        Batches of the same structure. Tensors are cast to the dtypes of the first batch; sizes may
+        differ.
     folder : Path
-        Where the file is made.
+        Folder of the new file.
     spec : nested tf.TypeSpec, optional
-        What all batches are; by default it is found out.
+        Spec of all batches. Default: derived from the first one.
 
     Returns
     -------
@@ -322,7 +321,7 @@ def write_batches(batches: Iterator, folder: Path, spec: object = None) -> tuple
     Raises
     ------
     UsageError
-        If a batch is not like the first one, or all of them take more than half of the free space.
+        If a batch differs from the first one, or the batches take more than half of the free space.
     """
     file, path = tempfile.mkstemp(dir=folder)
     os.close(file)
@@ -333,10 +332,10 @@ def write_batches(batches: Iterator, folder: Path, spec: object = None) -> tuple
             if not is_known:
                 this = _spec_of(batch)
                 spec = this if spec is None else spec
-                if _form_of(this) != _form_of(spec):
+                if _structure_of(this) != _structure_of(spec):
                     raise UsageError(
-                        "The batches must be nested alike, of tensors with as many dimensions, but "
-                        f"after {_form_of(spec)} there is {_form_of(this)}",
+                        "All batches must have the same nesting and ranks, but after "
+                        f"{_structure_of(spec)} there is {_structure_of(this)}",
                         code="data-structure",
                     )
             for record in _records(batch, spec):
@@ -354,13 +353,13 @@ def write_batches(batches: Iterator, folder: Path, spec: object = None) -> tuple
 
 
 def read_batches(path: str, spec: object) -> tf.data.Dataset:
-    """Return the dataset of what :func:`write_batches` wrote."""
+    """Return the dataset of batches in a file from :func:`write_batches`."""
     parts = tf.nest.flatten(spec, expand_composites=True)
 
     def batch(records: Any) -> object:
         tensors = [
-            tf.ensure_shape(tf.io.parse_tensor(records[place], part.dtype), part.shape)
-            for place, part in enumerate(parts)
+            tf.ensure_shape(tf.io.parse_tensor(records[index], part.dtype), part.shape)
+            for index, part in enumerate(parts)
         ]
         return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
 
@@ -369,11 +368,11 @@ def read_batches(path: str, spec: object) -> tf.data.Dataset:
 
 
 def _limited(batches: Iterator, limit: int | None, argument: str) -> Iterator:
-    """Yield the first batches, at most `limit`; without a limit, `argument`, they must end."""
+    """Yield at most `limit` batches; without a limit, raise unless the data end."""
     yield from itertools.islice(batches, MAX_BATCHES if limit is None else limit)
     if limit is None and next(batches, None) is not None:
         raise UsageError(
-            f"The data have no end that can be seen after {MAX_BATCHES} batches; pass {argument}",
+            f"The data have not ended after {MAX_BATCHES} batches; pass {argument}",
             code="data-endless",
             argument=argument,
         )
@@ -387,7 +386,7 @@ def _records(batch: object, spec: object) -> Iterator[bytes]:
 
 
 def _spec_of(batch: object) -> object:
-    """Return the spec of batches like this one, of any lengths."""
+    """Return the spec of batches like this one, with dynamic sizes."""
 
     def part(value: object) -> tf.TensorSpec:
         tensor = tf.convert_to_tensor(value)
@@ -396,8 +395,8 @@ def _spec_of(batch: object) -> object:
     return tf.nest.map_structure(part, batch)
 
 
-def _form_of(spec: object) -> object:
-    """Return what all batches have to have in common."""
+def _structure_of(spec: object) -> object:
+    """Return the nesting, types and ranks that all batches must share."""
 
     def form(part: tf.TensorSpec) -> str:
         return f"{'text' if part.dtype == tf.string else 'numbers'}[{part.shape.rank}]"

@@ -1,6 +1,6 @@
-"""Training in several processes: a fit, and training loops of users by decorators.
+"""Keras training in several processes: ``fit``, and custom training loops by decorators.
 
-After either the model is as if it had been trained here.
+Afterwards the model has the trained weights and optimizer state, as if trained in this process.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _BACKENDS = {"multiprocessing": "subprocess", "ray": "ray"}
 
 
 def processes_of(num_processes: int | None, backend: str) -> TrainingOptions:
-    """Return the processes that a user asks for.
+    """Return the training options for a number of processes and a backend.
 
     Raises
     ------
     UsageError
-        If the number or the backend is none.
+        If the number or the backend is invalid.
     """
     from bigdl.nano.pytorch.training.options import TrainingOptions
 
@@ -79,10 +79,10 @@ def fit_in_processes(
     Parameters
     ----------
     model : keras.Model
-        Compiled.
+        Compiled model.
     processes : TrainingOptions
     arguments : mapping
-        Of ``keras.Model.fit``.
+        Arguments of ``keras.Model.fit``.
 
     Returns
     -------
@@ -91,19 +91,19 @@ def fit_in_processes(
     Raises
     ------
     UsageError
-        If the model, the data or a callback cannot be sent, or an argument makes no sense.
+        If the model, the data or a callback cannot be pickled, or an argument is invalid.
     """
     from bigdl.nano.pytorch.training.processes import run_processes
 
     if not getattr(model, "compiled", False):
         raise UsageError("The model is not compiled; call compile() before fit()", code="state")
-    KerasLoss(model)  # refuses what processes cannot weigh
+    KerasLoss(model)  # refuses losses that cannot be averaged over processes
     verbose = 2 if arguments["verbose"] == "auto" else arguments["verbose"]
     folder = scratch_directory("bigdl-keras-fit-")
     try:
         feeds = _feeds(arguments, folder)
         feed = feeds["data"]
-        if not model.built:  # all processes begin with the same weights
+        if not model.built:  # build it here, so that all processes start with the same weights
             model(feed.row[0])
         callbacks = _callbacks(arguments["callbacks"])
         settings = KerasFitSettings(
@@ -165,7 +165,7 @@ def _feeds(arguments: Mapping[str, Any], folder: Path) -> dict[str, Feed]:
 
 
 def _split(x: object, y: object, weight: object, fraction: float) -> tuple[tuple, tuple]:
-    """Return the first rows for training and the last for validation, as Keras does."""
+    """Split the rows into the first for training and the last for validation, as Keras does."""
     leaves, structure = flatten((x, y, weight))
     if not leaves or not 0 < fraction < 1:
         raise UsageError(
@@ -221,15 +221,15 @@ def _history(model, snapshot, settings, *, stopped: bool) -> keras.callbacks.His
 
 @dataclass
 class _FitJob:
-    """A fit, as sent to the processes.
+    """A fit, as pickled to the processes.
 
     Attributes
     ----------
     model : PackedModel
     feeds : dict of str to Feed
-        ``data`` and perhaps ``validation``.
+        ``data``, and ``validation`` if there is one.
     callbacks : bytes
-        Pickled.
+        Pickled callbacks.
     settings : KerasFitSettings
     """
 
@@ -239,7 +239,7 @@ class _FitJob:
     settings: KerasFitSettings
 
     def build(self, *, training: bool) -> keras.Model:
-        """Return the model."""
+        """Return the unpacked model."""
         return unpacked(self.model)
 
 
@@ -252,10 +252,12 @@ def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
     def open_shard(shard, model):
         rows = shard.open(sync, job.settings.seed)
         is_training = shard is worker.shards.get("data")
-        rows.as_it_is = has_own_step(model, "train_step" if is_training else "test_step")
+        rows.elements_are_batches = has_own_step(
+            model, "train_step" if is_training else "test_step"
+        )
         return rows
 
-    def open_callbacks(callbacks, model, rank, **params):  # those of rank 0 run for all
+    def open_callbacks(callbacks, model, rank, **params):  # callbacks run on rank 0 for all
         return Rank0CallbackBridge(callbacks, model, sync, **params)
 
     fit = KerasFit(
@@ -279,21 +281,21 @@ def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
 
 
 def _attributes_of(callback: keras.callbacks.Callback) -> bytes:
-    """Return the attributes of a callback that can be pickled."""
+    """Pickle the attributes of a callback that can be pickled."""
     kept = {}
     for name, value in vars(callback).items():
         if name == "_model":
             continue
-        with suppress(Exception):  # not open files and the like
+        with suppress(Exception):  # e.g. open files
             pickle.loads(cloudpickle.dumps(value))
             kept[name] = value
     return cloudpickle.dumps(kept)
 
 
 def nano_bf16(func: Callable) -> Callable:
-    """Let a function compute in bfloat16: its positional arguments in floating point are cast.
+    """Decorate a function so that its floating-point arguments are cast to bfloat16.
 
-    Tensors and ndarrays are cast; models and other objects are passed as they are.
+    Positional tensors and ndarrays are cast; models and other objects are passed unchanged.
 
     Examples
     --------
@@ -315,11 +317,10 @@ def nano_bf16(func: Callable) -> Callable:
 
 
 def nano_multiprocessing(func: Callable) -> Callable:
-    """Make a train step that of all processes of :func:`nano`: what it returns is theirs together.
+    """Decorate a train step so that its results are combined over all processes of :func:`nano`.
 
-    Numbers in floating point that it returns, e.g. the loss, are means over the rows of this
-    process, and become those over the rows of all; integers are added up. Outside of :func:`nano`
-    it changes nothing.
+    Floating-point results, e.g. the loss, must be means over the rows of this process and become
+    means over the rows of all; integers are summed. Outside of :func:`nano` it has no effect.
 
     Examples
     --------
@@ -348,17 +349,18 @@ def nano_multiprocessing(func: Callable) -> Callable:
 
 
 def nano_multiprocessing_loss(**kwargs: Any) -> Callable:
-    """Make a loss of a function of targets and predictions that returns a loss for each row.
+    """Return a decorator that turns a per-row loss function into a ``keras.losses.Loss``.
 
     Parameters
     ----------
     **kwargs
-        Of ``keras.losses.Loss``, e.g. ``name``.
+        Arguments of ``keras.losses.Loss``, e.g. ``name``.
 
     Returns
     -------
     decorator
-        Turns the function into a ``keras.losses.Loss`` that is the mean over the batch.
+        Decorator of a function of targets and predictions that returns a loss for each row. The
+        resulting ``keras.losses.Loss`` is the mean over the batch.
 
     Examples
     --------
@@ -376,11 +378,11 @@ def nano_multiprocessing_loss(**kwargs: Any) -> Callable:
 def nano(num_processes: int | None = None, backend: str = "multiprocessing") -> Callable:
     """Run a training loop in several processes of this machine.
 
-    Positional arguments are recognized by their kind: a ``keras.Model`` is trained and gets its
-    weights; an optimizer adds up the gradients of all processes, each weighted by its rows, and
-    gets its state; a ``tf.data.Dataset`` of batches gives each process its rows of every batch.
-    All else is pickled. So N processes make the steps of one, as long as losses are means over the
-    batch, which is iterated in Python.
+    Positional arguments are handled by type. The ``keras.Model`` is trained and receives the
+    weights. An optimizer sums the gradients of all processes, weighted by their rows, and receives
+    the state. A ``tf.data.Dataset`` of batches yields each process its rows of every batch. All
+    other arguments are pickled. So N processes compute the steps of one, if losses are means over
+    the batch and the dataset is iterated in Python.
 
     Parameters
     ----------
@@ -390,12 +392,12 @@ def nano(num_processes: int | None = None, backend: str = "multiprocessing") -> 
     Returns
     -------
     decorator
-        Of a function whose result in the first process is returned.
+        Decorator of the training function. It returns the function's result in the first process.
 
     Raises
     ------
     UsageError
-        If there is not exactly one model among the arguments, or something cannot be sent.
+        If there is not exactly one model among the arguments, or one cannot be pickled.
 
     Examples
     --------
@@ -435,12 +437,12 @@ def nano(num_processes: int | None = None, backend: str = "multiprocessing") -> 
 
 
 def _wraps(func: Callable) -> Callable:
-    """Return the decorator ``functools.wraps``; a ``tf.function`` keeps its attributes."""
+    """Return the decorator ``functools.wraps`` without copying attributes of a ``tf.function``."""
     return functools.wraps(func, updated=())
 
 
 class _FunctionLoss(keras.losses.Loss):
-    """The mean of a function over the rows of a batch."""
+    """Loss that is the mean of a function over the rows of a batch."""
 
     def __init__(self, func: Callable, name: str | None = None, **kwargs: Any):
         super().__init__(name or func.__name__, **kwargs)
@@ -449,7 +451,7 @@ class _FunctionLoss(keras.losses.Loss):
     def __call__(
         self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None
     ) -> tf.Tensor:
-        """The mean; targets keep their type, where Keras would cast them to that of floats."""
+        """Return the mean loss; unlike in Keras, targets are not cast to floating point."""
         losses = self.call(y_true, y_pred)
         if sample_weight is not None:
             losses *= tf.cast(sample_weight, losses.dtype)
@@ -465,7 +467,7 @@ class _FunctionLoss(keras.losses.Loss):
 
 
 def _merged(result: object) -> object:
-    # The step is sent by value, with the globals that it had; this function is not.
+    # A train step is pickled by value with its globals, but this function by reference.
     return result if _session is None else _session.merged(result)
 
 
@@ -525,7 +527,7 @@ def _packed_call(func: Callable, args: tuple, kwargs: Mapping[str, Any], folder:
 def _work(rank: int, count: int, call: bytes, seed: int) -> dict[str, Any] | None:
     global _session
     keras.utils.set_random_seed(seed)
-    _session = _Session(TorchDistributedSync(Worker(rank, count)), seed)
+    _session = _ProcessSession(TorchDistributedSync(Worker(rank, count)), seed)
     func, sent, kwargs = cloudpickle.loads(call)
     model = next(unpacked(each) for each in sent if isinstance(each, PackedModel))
     args = tuple(_session.received(each, model) for each in sent)
@@ -538,8 +540,8 @@ def _work(rank: int, count: int, call: bytes, seed: int) -> dict[str, Any] | Non
     return {"weights": dump_weights(model), "optimizers": states, "result": _plain(result)}
 
 
-class _Session:
-    """This process's part of the training: its batches, gradients and results."""
+class _ProcessSession:
+    """State of one training process: its batches, gradient reduction and results."""
 
     def __init__(self, sync: GradientSync, seed: int):
         sync.start()
@@ -548,17 +550,17 @@ class _Session:
         self.reducer.weight = 1.0 / sync.world_size
 
     def received(self, value: object, model: keras.Model) -> object:
-        """Return an argument of the function as it was before it was sent."""
+        """Return an argument of the function, unpacked."""
         if isinstance(value, PackedModel):
             return model
         if isinstance(value, KerasOptimizer):
             return value.made(model)
         if isinstance(value, Feed):
-            return _Batches(self.reducer, value.open(self._sync, self._seed))
+            return _LocalBatches(self.reducer, value.open(self._sync, self._seed))
         return value
 
     def merged(self, result: object) -> object:
-        """Return nested results of this process as those of all."""
+        """Combine nested results of this process with those of all processes."""
         leaves, structure = flatten(result)
         if not leaves:
             return result
@@ -575,14 +577,14 @@ class _Session:
         sent = [tf.cast(leaf, tf.float64) for leaf in leaves]
         sums = tf.numpy_function(summed, sent, [tf.float64] * len(sent))
         merged = []
-        for leaf, each in zip(leaves, tf.nest.flatten(sums), strict=True):  # eager: one alone
+        for leaf, each in zip(leaves, tf.nest.flatten(sums), strict=True):  # eager: no list of one
             each.set_shape(leaf.shape)
             merged.append(tf.cast(each, leaf.dtype))
         return structure.rebuild(merged)
 
 
-class _Batches:
-    """A dataset of this process's rows of each batch, for loops of Python."""
+class _LocalBatches:
+    """Dataset of this process's rows of each batch, for Python loops."""
 
     def __init__(self, reducer: GradientReducer, rows: FeedRows):
         self._reducer, self._rows = reducer, rows
@@ -592,7 +594,7 @@ class _Batches:
         for part in self._rows.parts(next(self._passes), 0, wrap=False):
             self._reducer.weight = part.rows / part.total
             self._reducer.has_rows = bool(part.rows)
-            # a process without rows computes one that weighs nothing
+            # a process without rows computes one row with weight 0
             batch = part.batch if part.rows else self._rows.example(None, None)
             batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
             yield batch[0] if len(batch) == 1 else batch
@@ -602,7 +604,7 @@ class _Batches:
 
 
 def _plain(result: object) -> object:
-    """Return a result that can be pickled, or None."""
+    """Return a result as picklable arrays, or None if it cannot be pickled."""
     leaves, structure = flatten(result)
     try:
         result = structure.rebuild([np.asarray(leaf) for leaf in leaves]) if leaves else result
@@ -612,4 +614,4 @@ def _plain(result: object) -> object:
     return result
 
 
-_session: _Session | None = None
+_session: _ProcessSession | None = None

@@ -1,7 +1,7 @@
-"""All layers of Keras, and an ``Embedding`` whose gradients stay sparse."""
+"""Keras layers, with an ``Embedding`` whose gradients stay sparse."""
 
 from bigdl.nano.lazy_names import lazy_names
 
-_OWN = {"Embedding": "bigdl.nano.tf.keras.layers.embedding"}
+_NANO_LAYERS = {"Embedding": "bigdl.nano.tf.keras.layers.embedding"}
 
-__getattr__, __dir__ = lazy_names(__name__, _OWN, "keras.layers")
+__getattr__, __dir__ = lazy_names(__name__, _NANO_LAYERS, "keras.layers")

@@ -1,4 +1,4 @@
-"""Embeddings whose gradients stay sparse."""
+"""Embedding layer with sparse gradients."""
 
 import warnings
 from typing import Any
@@ -8,25 +8,25 @@ import keras
 
 @keras.saving.register_keras_serializable(package="bigdl")
 class Embedding(keras.layers.Embedding):
-    """Turns integers into vectors; its gradient holds the rows that a batch has touched.
+    """Embedding layer whose gradient contains only the rows used in a batch.
 
-    A regularizer of the whole table makes a gradient for each of its rows. So one that is given is
-    applied to the vectors of the batch instead, with a warning.
+    A regularizer of the whole table would have a gradient for every row. So it is applied to the
+    vectors of the batch instead, with a warning.
 
     Parameters
     ----------
     input_dim, output_dim : int
-        Number of integers, and length of their vectors.
+        Vocabulary size, and length of the vectors.
     embeddings_initializer, embeddings_constraint, mask_zero
-        As of ``keras.layers.Embedding``.
+        See ``keras.layers.Embedding``.
     embeddings_regularizer
-        Taken for `activity_regularizer`.
+        Used as `activity_regularizer`.
     activity_regularizer
-        Of the vectors of a batch.
+        Regularizer of the vectors of a batch.
     input_length : int, optional
-        Accepted; Keras 3 has no use for it.
+        Accepted for compatibility; Keras 3 ignores it.
     **kwargs
-        Of ``keras.layers.Embedding``.
+        Further arguments of ``keras.layers.Embedding``.
 
     Examples
     --------
