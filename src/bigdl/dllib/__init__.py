@@ -1,4 +1,4 @@
-"""Names of BigDL 2.x's ``dllib`` that programs for Orca and Friesian import."""
+"""Import paths of BigDL 2.x's ``dllib`` that programs for Orca and Friesian use."""
 
 from bigdl.common.dropped import explain_imports
 

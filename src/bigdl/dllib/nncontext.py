@@ -1,10 +1,10 @@
-"""The functions by which programs for BigDL 2.x start and stop Spark.
+"""Functions of BigDL 2.x that start and stop Spark.
 
-They all come down to :func:`bigdl.orca.init_orca_context`; new programs call that.
+All of them call :func:`bigdl.orca.init_orca_context`; use that in new programs.
 """
 
 # mypy: disable-error-code="empty-body"
-# the decorator ``_starting`` calls init_orca_context with the arguments that a signature names
+# the decorator ``_starting`` calls init_orca_context with the arguments of a signature
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bigdl.orca.context import (
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
 
-# BigDL 2.x's programs also take `tempfile` from here, by a star.
+# BigDL 2.x's programs also get `tempfile` from here, by a star import.
 __all__ = [
     "ZooContext",
     "getOrCreateSparkContext",
@@ -66,7 +66,7 @@ def init_nncontext(
     redirect_spark_log: bool = True,
     **kwargs: Any,
 ) -> SparkContext:
-    """Start Spark, or take over the SparkContext that is active.
+    """Start Spark, or use the active SparkContext.
 
     Parameters
     ----------
@@ -74,13 +74,13 @@ def init_nncontext(
         Spark properties, or only the name of the application.
     cluster_mode : str, default "spark-submit"
         See :func:`bigdl.orca.init_orca_context`.  In the default mode, without a ``spark-submit``
-        command, the master is that of `conf`, else this machine.
+        command, the master is that of `conf`, or this machine.
     spark_log_level : str, default "WARN"
     redirect_spark_log : bool
         Accepted without effect.
     **kwargs
         Further arguments of ``init_orca_context``; ``num_executors``, ``executor_cores`` and
-        ``executor_memory`` are other names of ``num_nodes``, ``cores`` and ``memory``.
+        ``executor_memory`` are aliases of ``num_nodes``, ``cores`` and ``memory``.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def init_nncontext(
 def _starting(
     cluster_mode: str,
 ) -> Callable[[Callable[P, SparkContext]], Callable[P, SparkContext]]:
-    """Return a decorator that makes a signature start Spark in a mode, with its arguments."""
+    """Return a decorator that makes a function start Spark in a mode with its arguments."""
 
     def decorate(declared: Callable[P, SparkContext]) -> Callable[P, SparkContext]:
         signature = inspect.signature(declared)
@@ -129,10 +129,10 @@ def _starting(
 def _with_driver_on_cluster(
     function: Callable[P, SparkContext], cluster_mode: str
 ) -> Callable[P, SparkContext]:
-    """Return a function of the same arguments that runs this program there, driver included."""
+    """Return a function with the same arguments that also runs the driver on the cluster."""
     start = _starting(cluster_mode)(function)
     start.__name__ = start.__qualname__ = f"{function.__name__}_cluster"
-    start.__doc__ = f"""As :func:`{function.__name__}`, with the driver on the cluster, too.
+    start.__doc__ = f"""Call :func:`{function.__name__}` with the driver on the cluster, too.
 
     See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="{cluster_mode}"``.
 
@@ -194,7 +194,7 @@ def init_spark_on_yarn(
 
     Examples
     --------
-    In a program whose Spark runs already, that is taken over, as a test of one's own does:
+    If Spark is already running, e.g. in a test, it is used:
 
     >>> import os
     >>> from bigdl.dllib.nncontext import init_spark_on_local, init_spark_on_yarn
@@ -227,13 +227,13 @@ def init_spark_standalone(
     python_location: str | None = None,
     enable_numa_binding: bool = False,
 ) -> SparkContext:
-    """Join a standalone cluster, or start one on this machine.
+    """Connect to a standalone cluster, or start one on this machine.
 
     See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="standalone"``.
 
     Examples
     --------
-    In a program whose Spark runs already, that is taken over, as a test of one's own does:
+    If Spark is already running, e.g. in a test, it is used:
 
     >>> from bigdl.dllib.nncontext import init_spark_on_local, init_spark_standalone
     >>> sc = init_spark_on_local(cores=2)
@@ -243,13 +243,13 @@ def init_spark_standalone(
 
 
 def stop_spark_standalone() -> None:
-    """Stop the standalone cluster that this process started, and the context on it.
+    """Stop the standalone cluster that this process started, and its context.
 
     Examples
     --------
     >>> from bigdl.dllib.nncontext import init_spark_on_local, stop_spark_standalone
     >>> sc = init_spark_on_local(cores=2)
-    >>> stop_spark_standalone()  # this process started no standalone cluster: Spark goes on
+    >>> stop_spark_standalone()  # no effect, since this process started no standalone cluster
     >>> sc.parallelize([1, 2, 3]).count()
     3
     """
@@ -280,7 +280,7 @@ def init_spark_on_k8s(
 
     Examples
     --------
-    In a program whose Spark runs already, that is taken over, as a test of one's own does:
+    If Spark is already running, e.g. in a test, it is used:
 
     >>> from bigdl.dllib.nncontext import init_spark_on_k8s, init_spark_on_local
     >>> sc = init_spark_on_local(cores=2)
@@ -296,7 +296,7 @@ init_spark_on_k8s_cluster = _with_driver_on_cluster(init_spark_on_k8s, "k8s-clus
 
 
 def init_spark_conf(conf: Mapping[str, Any] | None = None) -> SparkConf:
-    """Make a SparkConf that has the given properties over those that Spark finds by itself.
+    """Return a SparkConf with `conf` in addition to Spark's default properties.
 
     Examples
     --------
@@ -314,7 +314,7 @@ def init_spark_conf(conf: Mapping[str, Any] | None = None) -> SparkConf:
 def getOrCreateSparkContext(
     conf: SparkConf | Mapping[str, Any] | None = None, appName: str | None = None
 ) -> SparkContext:
-    """The active SparkContext, or a new one.
+    """Return the active SparkContext, or a new one.
 
     Parameters
     ----------
@@ -336,12 +336,12 @@ def getOrCreateSparkContext(
 
 
 def set_optimizer_version(optimizerVersion: str, bigdl_type: str = "float") -> None:
-    """Remember a version of the JVM optimizer of BigDL 2.x; there is none here, so nothing changes.
+    """Record a version of BigDL 2.x's JVM optimizer, without effect.
 
     Raises
     ------
     UsageError
-        If it is neither ``"optimizerV1"`` nor ``"optimizerV2"``.
+        If the version is neither ``"optimizerV1"`` nor ``"optimizerV2"``.
 
     Examples
     --------
@@ -358,7 +358,7 @@ def set_optimizer_version(optimizerVersion: str, bigdl_type: str = "float") -> N
 
 
 def get_optimizer_version(bigdl_type: str = "float") -> str:
-    """The version that :func:`set_optimizer_version` was given, default ``"optimizerV1"``.
+    """Return the version set by :func:`set_optimizer_version`, default ``"optimizerV1"``.
 
     Examples
     --------
@@ -381,7 +381,7 @@ def _start(cluster_mode: str, **arguments: Any) -> SparkContext:
         raise UsageError(NEEDS_CONTEXT, code="context-missing")
     renamed = {_OTHER_NAMES.get(name, name): value for name, value in arguments.items()}
     kept = {name: value for name, value in renamed.items() if value is not None}
-    return cast("SparkContext", init_orca_context(cluster_mode, **kept))  # never Ray's
+    return cast("SparkContext", init_orca_context(cluster_mode, **kept))  # never a Ray context
 
 
 def _properties(conf: SparkConf | Mapping[str, Any] | str | None) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Names of BigDL 2.x's ``dllib.feature`` that pipelines of nnframes use."""
+"""Import paths of BigDL 2.x's ``dllib.feature`` that nnframes pipelines use."""

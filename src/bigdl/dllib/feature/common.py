@@ -1,4 +1,4 @@
-"""Old import path of :mod:`bigdl.orca.learn.nnframes.preprocessing`."""
+"""BigDL 2.x's import path of :mod:`bigdl.orca.learn.nnframes.preprocessing`."""
 
 from typing import NoReturn
 
@@ -12,7 +12,7 @@ _RELATIONS = ("Relation", "Relations")
 
 def __getattr__(name: str) -> NoReturn:
     if name in _SAMPLES:
-        why = "it fed layers in the JVM; give a DataFrame, XShards or arrays to an Estimator"
+        why = "it fed layers in the JVM; pass a DataFrame, XShards or arrays to an Estimator"
         refuse_name(__name__, name, why)
     if name in _RELATIONS:
         refuse_name(__name__, name, "it paired texts in the JVM; join DataFrames instead")

@@ -1,6 +1,6 @@
-"""Losses of BigDL 2.x by name: each gives the loss of PyTorch that computes the same.
+"""Losses of BigDL 2.x by name: functions that return the equivalent PyTorch loss.
 
-Classes count from 0, as in PyTorch; ``NNClassifier`` shifts labels that count from 1 (see
+Class labels start at 0, as in PyTorch; ``NNClassifier`` shifts labels that start at 1 (see
 ``setZeroBasedLabel``).
 """
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 def MSECriterion(size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.MSELoss``.
+    """Return ``torch.nn.MSELoss``.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def MSECriterion(size_average: bool = True, bigdl_type: str = "float"):
 
 
 def AbsCriterion(size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.L1Loss``.
+    """Return ``torch.nn.L1Loss``.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def AbsCriterion(size_average: bool = True, bigdl_type: str = "float"):
 
 
 def SmoothL1Criterion(size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.SmoothL1Loss``.
+    """Return ``torch.nn.SmoothL1Loss``.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def SmoothL1Criterion(size_average: bool = True, bigdl_type: str = "float"):
 
 
 def BCECriterion(weights=None, size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.BCELoss`` of probabilities.
+    """Return ``torch.nn.BCELoss`` of probabilities.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def BCECriterion(weights=None, size_average: bool = True, bigdl_type: str = "flo
 
 
 def CrossEntropyCriterion(weights=None, size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.CrossEntropyLoss`` of scores, with weights of the classes.
+    """Return ``torch.nn.CrossEntropyLoss`` of scores, with weights of the classes.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def ClassNLLCriterion(
     logProbAsInput: bool = True,
     bigdl_type: str = "float",
 ):
-    """``torch.nn.NLLLoss`` of log-probabilities, or of probabilities.
+    """Return ``torch.nn.NLLLoss`` of log-probabilities, or of probabilities.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def ClassNLLCriterion(
 
 
 def DistKLDivCriterion(size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.KLDivLoss`` of log-probabilities, a mean over all elements.
+    """Return ``torch.nn.KLDivLoss`` of log-probabilities, a mean over all elements.
 
     Examples
     --------

@@ -1,7 +1,6 @@
-"""Layers of BigDL 2.x by name: modules of PyTorch that take BigDL's arguments.
+"""Layers of BigDL 2.x by name: PyTorch modules with BigDL's arguments.
 
-They are for programs that define a small model themselves.  Files that BigDL's JVM layers wrote
-cannot be read.
+They are for programs that define small models. Files written by BigDL's JVM layers cannot be read.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = [
 
 
 class Sequential(nn.Sequential):
-    """``torch.nn.Sequential`` that is built by :meth:`add`.
+    """``torch.nn.Sequential`` with a method :meth:`add` to append layers.
 
     Examples
     --------
@@ -57,13 +56,13 @@ class Sequential(nn.Sequential):
     """
 
     def add(self, layer) -> Sequential:
-        """Append a layer; returns the model."""
+        """Append a layer and return the model."""
         self.append(layer)
         return self
 
 
 class Model:
-    """Models of BigDL's JVM layers, which cannot be read.
+    """Placeholder of models with BigDL's JVM layers, which cannot be loaded.
 
     Examples
     --------
@@ -78,7 +77,7 @@ class Model:
 
     @staticmethod
     def load(path: str, *args, **kwargs):
-        """Raises, and says what to do."""
+        """Raise a UsageError that explains how to convert the model."""
         raise UsageError(
             f"{path!r} cannot be read: models of BigDL's JVM layers need BigDL 2.x; export it to "
             "ONNX there, or define the model in PyTorch",
@@ -90,7 +89,7 @@ class Model:
 
 
 class Reshape(nn.Module):
-    """Every row in another shape.
+    """Module that reshapes every row.
 
     Examples
     --------
@@ -109,7 +108,7 @@ class Reshape(nn.Module):
 
 
 def View(sizes: Sequence[int] | int, num_input_dims: int = 0):
-    """Every row in another shape.
+    """Return a module that reshapes every row.
 
     Examples
     --------
@@ -122,7 +121,7 @@ def View(sizes: Sequence[int] | int, num_input_dims: int = 0):
 
 
 def Linear(input_size: int, output_size: int, with_bias: bool = True):
-    """``torch.nn.Linear``.
+    """Return ``torch.nn.Linear``.
 
     Examples
     --------
@@ -134,7 +133,7 @@ def Linear(input_size: int, output_size: int, with_bias: bool = True):
 
 
 def Dropout(init_p: float = 0.5):
-    """``torch.nn.Dropout``.
+    """Return ``torch.nn.Dropout``.
 
     Examples
     --------
@@ -146,7 +145,7 @@ def Dropout(init_p: float = 0.5):
 
 
 def ReLU(ip: bool = False):
-    """``torch.nn.ReLU``.
+    """Return ``torch.nn.ReLU``.
 
     Examples
     --------
@@ -159,7 +158,7 @@ def ReLU(ip: bool = False):
 
 
 def Tanh():
-    """``torch.nn.Tanh``.
+    """Return ``torch.nn.Tanh``.
 
     Examples
     --------
@@ -172,7 +171,7 @@ def Tanh():
 
 
 def Sigmoid():
-    """``torch.nn.Sigmoid``.
+    """Return ``torch.nn.Sigmoid``.
 
     Examples
     --------
@@ -185,7 +184,7 @@ def Sigmoid():
 
 
 def SoftMax():
-    """``torch.nn.Softmax`` over the classes of a row.
+    """Return ``torch.nn.Softmax`` over the classes of a row.
 
     Examples
     --------
@@ -198,7 +197,7 @@ def SoftMax():
 
 
 def LogSoftMax():
-    """``torch.nn.LogSoftmax`` over the classes of a row.
+    """Return ``torch.nn.LogSoftmax`` over the classes of a row.
 
     Examples
     --------
@@ -211,7 +210,7 @@ def LogSoftMax():
 
 
 def BatchNormalization(n_output: int, eps: float = 1e-5, momentum: float = 0.1):
-    """``torch.nn.BatchNorm1d``.
+    """Return ``torch.nn.BatchNorm1d``.
 
     Examples
     --------
@@ -224,7 +223,7 @@ def BatchNormalization(n_output: int, eps: float = 1e-5, momentum: float = 0.1):
 
 
 def SpatialBatchNormalization(n_output: int, eps: float = 1e-5, momentum: float = 0.1):
-    """``torch.nn.BatchNorm2d``.
+    """Return ``torch.nn.BatchNorm2d``.
 
     Examples
     --------
@@ -247,7 +246,7 @@ def SpatialConvolution(
     pad_h: int = 0,
     n_group: int = 1,
 ):
-    """``torch.nn.Conv2d``; width comes before height.
+    """Return ``torch.nn.Conv2d``; width comes before height.
 
     Examples
     --------
@@ -267,7 +266,7 @@ def SpatialConvolution(
 
 
 def SpatialMaxPooling(kw: int, kh: int, dw: int = 1, dh: int = 1, pad_w: int = 0, pad_h: int = 0):
-    """``torch.nn.MaxPool2d``; width comes before height.
+    """Return ``torch.nn.MaxPool2d``; width comes before height.
 
     Examples
     --------
@@ -282,7 +281,7 @@ def SpatialMaxPooling(kw: int, kh: int, dw: int = 1, dh: int = 1, pad_w: int = 0
 def SpatialAveragePooling(
     kw: int, kh: int, dw: int = 1, dh: int = 1, pad_w: int = 0, pad_h: int = 0
 ):
-    """``torch.nn.AvgPool2d``; width comes before height.
+    """Return ``torch.nn.AvgPool2d``; width comes before height.
 
     Examples
     --------
@@ -295,7 +294,7 @@ def SpatialAveragePooling(
 
 
 def Identity():
-    """``torch.nn.Identity``.
+    """Return ``torch.nn.Identity``.
 
     Examples
     --------
@@ -308,7 +307,7 @@ def Identity():
 
 
 def ELU(alpha: float = 1.0, inplace: bool = False):
-    """``torch.nn.ELU``.
+    """Return ``torch.nn.ELU``.
 
     Examples
     --------
@@ -321,7 +320,7 @@ def ELU(alpha: float = 1.0, inplace: bool = False):
 
 
 def LeakyReLU(negval: float = 0.01, inplace: bool = False):
-    """``torch.nn.LeakyReLU``.
+    """Return ``torch.nn.LeakyReLU``.
 
     Examples
     --------
@@ -334,7 +333,7 @@ def LeakyReLU(negval: float = 0.01, inplace: bool = False):
 
 
 def HardTanh(min_value: float = -1.0, max_value: float = 1.0, inplace: bool = False):
-    """``torch.nn.Hardtanh``.
+    """Return ``torch.nn.Hardtanh``.
 
     Examples
     --------
@@ -347,7 +346,7 @@ def HardTanh(min_value: float = -1.0, max_value: float = 1.0, inplace: bool = Fa
 
 
 def LogSigmoid():
-    """``torch.nn.LogSigmoid``.
+    """Return ``torch.nn.LogSigmoid``.
 
     Examples
     --------
@@ -360,7 +359,7 @@ def LogSigmoid():
 
 
 def SoftPlus(beta: float = 1.0):
-    """``torch.nn.Softplus``.
+    """Return ``torch.nn.Softplus``.
 
     Examples
     --------
@@ -373,7 +372,7 @@ def SoftPlus(beta: float = 1.0):
 
 
 def SoftSign():
-    """``torch.nn.Softsign``.
+    """Return ``torch.nn.Softsign``.
 
     Examples
     --------

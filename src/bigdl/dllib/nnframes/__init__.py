@@ -1,4 +1,4 @@
-"""The import path that programs for BigDL 2.x use."""
+"""BigDL 2.x's import path of :mod:`bigdl.orca.learn.nnframes`."""
 
 from bigdl.dllib.nnframes.nn_classifier import NNClassifier as NNClassifier
 from bigdl.orca.learn.nnframes import *  # noqa: F403

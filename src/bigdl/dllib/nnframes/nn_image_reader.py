@@ -1,4 +1,4 @@
-"""The import path that programs for BigDL 2.x use."""
+"""BigDL 2.x's import path of ``NNImageReader`` in :mod:`bigdl.orca.learn.nnframes`."""
 
 from bigdl.orca.learn.nnframes import NNImageReader
 

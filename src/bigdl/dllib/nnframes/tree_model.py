@@ -1,7 +1,7 @@
-"""Gradient-boosted trees as Spark ML stages, by the packages that bring them.
+"""Gradient-boosted trees as Spark ML stages, implemented by XGBoost and SynapseML.
 
-Each name makes a stage of ``xgboost.spark`` or of SynapseML's LightGBM, which are installed beside
-BigDL; the stage that comes back is theirs.
+Each class constructs a stage of ``xgboost.spark`` or of SynapseML's LightGBM, which have to be
+installed in addition to BigDL. The returned stage is an object of that package.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class _Tree:
-    """Makes an object of another package's class, whose name the subclass gives."""
+    """Base of classes that construct a stage of another package."""
 
     _module: str
     _name: str
@@ -32,10 +32,10 @@ class _Tree:
         cls._name = name
 
     def __new__(cls, params: dict[str, Any] | None = None, **kwargs):
-        return cls._theirs()(**{**(params or {}), **kwargs})
+        return cls._wrapped_class()(**{**(params or {}), **kwargs})
 
     @classmethod
-    def _theirs(cls) -> Any:
+    def _wrapped_class(cls) -> Any:
         import importlib
 
         try:
@@ -48,8 +48,8 @@ class _Tree:
 
     @classmethod
     def load(cls, path: str) -> Any:
-        """Read a stage that was saved."""
-        return cls._theirs().load(path)
+        """Load a saved stage."""
+        return cls._wrapped_class().load(path)
 
     loadModel = load
 

@@ -1,1 +1,1 @@
-"""Helpers that programs for BigDL 2.x import."""
+"""Helpers of BigDL 2.x's ``dllib.utils``."""

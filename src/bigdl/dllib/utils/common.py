@@ -1,4 +1,4 @@
-"""Questions of programs about the active Spark."""
+"""Information about the active Spark, and small helpers of BigDL 2.x."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_THE_JVM = (
 
 
 def get_node_and_core_number() -> tuple[int, int]:
-    """Number of nodes of the active Spark, and of the cores that tasks may use on each of them.
+    """Return the number of nodes of the active Spark, and of cores for tasks per node.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def get_node_and_core_number() -> tuple[int, int]:
 
 
 def get_spark_context(conf: SparkConf | None = None) -> SparkContext:
-    """The active SparkContext, or a new one with the properties of `conf`.
+    """Return the active SparkContext, or a new one with the properties of `conf`.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def get_spark_context(conf: SparkConf | None = None) -> SparkContext:
 
 
 def get_spark_sql_context(sc: SparkContext | None = None) -> SQLContext:
-    """Spark's older SQLContext on the active SparkContext.
+    """Return Spark's older SQLContext on the active SparkContext.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def get_spark_sql_context(sc: SparkContext | None = None) -> SQLContext:
 
 
 def create_spark_conf() -> SparkConf:
-    """An empty SparkConf: BigDL needs no property of its own.
+    """Return an empty SparkConf, since BigDL needs no Spark properties.
 
     Examples
     --------
@@ -101,39 +101,39 @@ def create_spark_conf() -> SparkConf:
 
 
 def init_engine(bigdl_type: str = "float") -> None:
-    """Accepted without effect: there is no engine in the JVM.
+    """Do nothing, since there is no JVM engine.
 
     Examples
     --------
     >>> from bigdl.dllib.utils.common import init_engine
-    >>> init_engine()  # a program of BigDL 2.x goes on
+    >>> init_engine()  # for programs of BigDL 2.x
     """
 
 
 def redire_spark_logs(bigdl_type: str = "float", log_path: str | None = None) -> None:
-    """Accepted without effect: Spark's log is never moved to a file.
+    """Do nothing, since Spark's log is never redirected to a file.
 
     Examples
     --------
     >>> from bigdl.dllib.utils.common import redire_spark_logs
-    >>> redire_spark_logs()  # a program of BigDL 2.x goes on
+    >>> redire_spark_logs()  # for programs of BigDL 2.x
     """
 
 
 def show_bigdl_info_logs(bigdl_type: str = "float") -> None:
-    """Accepted without effect: BigDL logs to the logger ``bigdl`` of this process.
+    """Do nothing, since BigDL logs to the logger ``bigdl`` of this process.
 
     Examples
     --------
     >>> import logging
     >>> from bigdl.dllib.utils.common import show_bigdl_info_logs
-    >>> show_bigdl_info_logs()  # a program of BigDL 2.x goes on
-    >>> logger = logging.getLogger("bigdl")  # whose level is the one that counts
+    >>> show_bigdl_info_logs()  # for programs of BigDL 2.x
+    >>> logger = logging.getLogger("bigdl")  # set the level of this logger instead
     """
 
 
 def get_dtype(bigdl_type: str) -> str:
-    """numpy's name of the type that BigDL 2.x calls ``"float"`` or ``"double"``.
+    """Return NumPy's name of the type that BigDL 2.x calls ``"float"`` or ``"double"``.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def get_dtype(bigdl_type: str) -> str:
 
 
 def to_list(a: Any) -> list:
-    """`a` if it is a list, else a list with only `a`.
+    """Return `a` if it is a list, else a list with only `a`.
 
     Examples
     --------
@@ -158,8 +158,6 @@ def to_list(a: Any) -> list:
 
 def __getattr__(name: str) -> NoReturn:
     if name in _OF_THE_JVM:
-        why = (
-            "it belongs to the layers that ran in the JVM; use arrays of NumPy, and torch or Keras"
-        )
+        why = "it belongs to the layers that ran in the JVM; use NumPy arrays, and torch or Keras"
         refuse_name(__name__, name, why)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

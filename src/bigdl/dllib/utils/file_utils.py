@@ -1,4 +1,4 @@
-"""The import path that programs for BigDL 2.x use; see :mod:`bigdl.orca.data.file`."""
+"""BigDL 2.x's import path of :mod:`bigdl.orca.data.file`."""
 
 from bigdl.orca.data import file
 from bigdl.orca.data.file import *  # noqa: F403
@@ -11,5 +11,5 @@ mkdirs = file.makedirs
 def put_local_file_to_remote(  # type: ignore[no-redef]  # without the permissions
     local_path: str, remote_path: str, over_write: bool = False
 ) -> int:
-    """Copy a local file to any storage: 0 when it was copied, −1 when it exists already."""
+    """Copy a local file to any storage; return 0, or −1 if the target exists."""
     return file.put_local_file_to_remote(local_path, remote_path, over_write=over_write)

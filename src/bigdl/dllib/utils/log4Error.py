@@ -1,4 +1,4 @@
-"""The checks of :mod:`bigdl.common.checks`, under the import path of BigDL 2.x."""
+"""BigDL 2.x's import path of the checks in :mod:`bigdl.common.checks`."""
 
 from bigdl.common.checks import invalidInputError, invalidOperationError
 

@@ -1,4 +1,4 @@
-"""Questions of programs about their Python environment and machine."""
+"""Information about the Python environment and the machine."""
 
 import os
 import sys
@@ -10,12 +10,12 @@ __all__ = ["detect_conda_env_name", "detect_python_location", "get_node_ip"]
 
 
 def detect_conda_env_name() -> str:
-    """Name of the conda environment that this Python runs in.
+    """Return the name of the conda environment of this Python.
 
     Raises
     ------
     UsageError
-        If it runs in none.
+        If this Python does not run in a conda environment.
 
     Examples
     --------
@@ -23,7 +23,7 @@ def detect_conda_env_name() -> str:
     >>> from bigdl.dllib.utils.utils import detect_conda_env_name
     >>> try:
     ...     name = detect_conda_env_name()
-    ... except UsageError as error:  # in an environment of venv, say
+    ... except UsageError as error:  # e.g. in a venv
     ...     name = None
     """
     if not os.path.isdir(os.path.join(sys.prefix, "conda-meta")):
@@ -42,7 +42,7 @@ def detect_conda_env_name() -> str:
 
 
 def detect_python_location() -> str:
-    """Path of the Python interpreter that runs this.
+    """Return the path of the running Python interpreter.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def detect_python_location() -> str:
 
 
 def get_node_ip() -> str:
-    """The address of this machine that others reach, or ``127.0.0.1`` without a network.
+    """Return the address by which others reach this machine, or ``127.0.0.1`` without a network.
 
     Examples
     --------
