@@ -144,7 +144,7 @@ class IntegerGuard:
             self.limits = self._derive_limits(self._graph)
 
     def _derive_limits(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
-        """Return the widest proved boxes of inputs whose types can hold larger values."""
+        """Return the input ranges in which results are exact, for inputs whose type can exceed them."""
         boxes: dict[int, Box] = {
             position: (
                 np.full(self._columns[position], max(low, _LOW), object),
@@ -670,7 +670,7 @@ def _computed_of_all(
 
 
 def _moved(move: Callable[[np.ndarray, list[int]], np.ndarray], axes_from: int) -> Callable:
-    """Return a function that applies an operator's change of dimensions to a box."""
+    """Return a function that applies an operator's change of dimensions to bounds."""
 
     def moved(node: Any, inputs: list[Interval]) -> Interval:
         box = inputs[0]
@@ -683,7 +683,7 @@ def _moved(move: Callable[[np.ndarray, list[int]], np.ndarray], axes_from: int) 
 
 
 def _gathered(node: Any, inputs: list[Interval]) -> Interval:
-    """Return the box of the columns that constant indices select."""
+    """Return the bounds of the columns that constant indices select."""
     box, axes = inputs[0], _integers_of(node, 2)
     indices = node.input_value(1).get_node()
     if (
@@ -735,7 +735,7 @@ _BY_COLUMN: dict[str, Callable[[Any, list[Interval]], Interval]] = {
 
 
 def _has_rank(box: Box, value: Any) -> bool:
-    """Return True if a box has the rank of its value, so that axes mean the same for both."""
+    """Return True if bounds have the rank of their value, so that axes match."""
     rank = value.get_partial_shape().rank
     return rank.is_static and np.ndim(box[0]) == rank.get_length()
 
@@ -770,7 +770,7 @@ def _whole_range(box: Box) -> tuple[int, int]:
 
 
 def _columns_of(shape: Any) -> tuple[int, ...]:
-    """Return the shape of an input's box, which has columns if the last dimension is short."""
+    """Return the shape of an input's bounds, with a bound per column if the last dimension is short."""
     if shape.rank.is_dynamic:
         return ()
     ones = [1] * shape.rank.get_length()
@@ -780,7 +780,7 @@ def _columns_of(shape: Any) -> tuple[int, ...]:
 
 
 def _box_of(array: np.ndarray, columns: tuple[int, ...]) -> Box:
-    """Return the box of an array, in the shape `columns`."""
+    """Return the smallest and largest values of an array, in the shape `columns`."""
     if array.ndim != len(columns):
         return int(array.min()), int(array.max())
     axes = tuple(axis for axis, length in enumerate(columns) if length == 1)
@@ -789,13 +789,13 @@ def _box_of(array: np.ndarray, columns: tuple[int, ...]) -> Box:
 
 
 def _compact(end: np.ndarray) -> Any:
-    """Return a bound of a box as one integer if its columns are equal, else as int64."""
+    """Return bounds as one integer if all columns are equal, else as an int64 array."""
     alike = np.all(end == end.flat[0])
     return int(end.flat[0]) if alike else end.astype(np.int64)
 
 
 def _widest_boxes(graph: _Integers, boxes: dict[int, Box]) -> dict[int, Box]:
-    """Return the widest boxes within `boxes` for which no integer is computed wrongly.
+    """Return the widest input ranges within `boxes` for which all integers are exact.
 
     Search first one width for all inputs, then each bound of each column by bisection.
     """
@@ -816,7 +816,7 @@ def _widest_boxes(graph: _Integers, boxes: dict[int, Box]) -> dict[int, Box]:
 def _widen(
     graph: _Integers, boxes: dict[int, Box], box: Box, most: Box, trials: Iterator[int]
 ) -> None:
-    """Move each bound of one of `boxes` towards that of `most` as far as results stay exact."""
+    """Widen each bound of `box` towards that of `most` as far as results stay exact."""
     for end in (1, 0):
         for column in range(box[end].size):
             proved, outer = box[end].flat[column], most[end].flat[column]

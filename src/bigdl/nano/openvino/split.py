@@ -411,7 +411,7 @@ class _Graph:
         return [_Plain(side, out) for out in self._clone(node, outputs).outputs()]
 
     def _added(self, node: Any, values: list[_Value]) -> _Value | None:
-        """Return a sum of values as a sum of terms per part, or None if impossible."""
+        """Compute a sum of values as separate sums for each part, or return None if impossible."""
         if any(isinstance(each, _Pieces) for each in values):
             return None
         rank = _rank(node)
@@ -434,7 +434,7 @@ class _Graph:
         return self._summed(terms)
 
     def _scaled(self, node: Any, values: list[_Value]) -> _Value | None:
-        """Return a sum times a constant as a sum of scaled terms, or None if impossible."""
+        """Multiply each term of a sum by a constant, or return None for other operands."""
         for index, other in ((0, 1), (1, 0)):
             value, factor = values[index], values[other]
             if not (isinstance(value, _Sum) and isinstance(factor, _Plain) and not factor.side):
@@ -472,7 +472,7 @@ class _Graph:
         return self._joined(axis, size, made)
 
     def _cut(self, value: _Value, axis: int, size: int, positions: np.ndarray, rank: int) -> _Plain:
-        """Return slices of an operand that is broadcast to the rank of the result."""
+        """Select positions along an axis from an operand that is broadcast to the result."""
         if isinstance(value, _Pieces):
             for side, out, piece in value.pieces:
                 if np.isin(positions, piece).all():
@@ -547,7 +547,7 @@ class _Graph:
         return self._reshaped_value(value, node) if chosen.ndim == 0 else value
 
     def _chosen(self, data: _Pieces, selected: np.ndarray) -> _Value:
-        """Return slices of a value in pieces, by position."""
+        """Select positions along the axis of a value in pieces."""
         pieces = []
         for side, out, positions in data.pieces:
             to = np.flatnonzero(np.isin(selected, positions))
@@ -670,7 +670,7 @@ class _Graph:
         return self._joined(axis, data.size, pieces)
 
     def _multiplied(self, node: Any, values: list[_Value]) -> _Value | None:
-        """Return a product with a constant matrix as a sum over the pieces, or None."""
+        """Multiply a value by a constant matrix piece by piece, or return None if impossible."""
         data, matrix = values
         how = node.get_attributes()
         if how["transpose_a"] or not (isinstance(matrix, _Plain) and matrix.side == _CONSTANT):
@@ -706,7 +706,7 @@ class _Graph:
         return self._summed(terms)
 
     def _shape(self, node: Any, values: list[_Value]) -> _Value | None:
-        """Return the shape of a value in pieces, which is known except for the number of rows."""
+        """Return the shape of a value in pieces without computing the value."""
         sizes = _sizes(node.input(0))
         if None in sizes[1:] or sizes[0] is not None:
             return None

@@ -320,7 +320,7 @@ class Security:
 
     @property
     def tokens(self) -> Tokens:
-        """All tokens."""
+        """Bearer tokens of the server."""
         return Tokens(self.token, self.admin_token, self.metrics_token)
 
     def files(self) -> tuple[Path, Path] | None:

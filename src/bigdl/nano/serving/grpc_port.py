@@ -73,7 +73,7 @@ class GrpcRefusal(Exception):
 
 @dataclass(frozen=True)
 class _Method:
-    """A unary method and the way it runs."""
+    """A unary gRPC method and its execution settings."""
 
     path: str
     function: Callable[[Any, Any], Any]

@@ -87,7 +87,7 @@ class ModelRunner:
         return arrays
 
     def tried(self) -> ModelRunner:
-        """Run the model on a few rows; return a runner with known outputs and `joins`.
+        """Test the model on a few rows; return a runner with the observed outputs and `joins`.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class ModelRunner:
         return bool(inputs) and all(spec.shape and spec.shape[0] == -1 for spec in inputs)
 
     def _rows_independent(self, together: list[np.ndarray]) -> bool:
-        """Return True if two rows have the same results together as alone."""
+        """Return True if two rows have the same results in one batch as separately."""
         for row in (0, 1):
             alone = self.run([each[row : row + 1] for each in self.arrays_of(2)])
             for part, whole in zip(alone, together, strict=True):

@@ -117,7 +117,7 @@ class InferenceService:
         return not self.draining and (not self._needs_models or bool(self.repository.names()))
 
     def check_access(self, authorization: str | None, purpose: str = INFER) -> None:
-        """Check the token of a request for a purpose.
+        """Raise an AccessError unless the token of a request allows the purpose.
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ class InferenceService:
         self._tokens.check(authorization, purpose)
 
     def check_changes(self) -> None:
-        """Raise unless clients may change the repository.
+        """Raise an AccessError unless clients may change the repository.
 
         Raises
         ------

@@ -55,7 +55,7 @@ class Target:
         compiled: Mapping[str, Any],
         fit: Mapping[str, Any],
     ) -> Target:
-        """Return the checked target for a user's arguments.
+        """Create the target from a user's search arguments and check it.
 
         Parameters
         ----------

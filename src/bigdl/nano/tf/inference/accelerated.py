@@ -33,7 +33,7 @@ from bigdl.nano.acceleration.structure import Structure, is_tensor
 from bigdl.nano.openvino.methods import preprocessed
 from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.tf.inference.source import (
-    KerasCallInputs,
+    KerasCallSignature,
     KerasSource,
     Port,
     numpy_type,
@@ -67,7 +67,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     nano_network
         Network whose ``infer`` takes and returns flat lists of ndarrays. The caller owns the
         results.
-    nano_inputs : KerasCallInputs
+    nano_inputs : KerasCallSignature
     nano_outputs : Structure
     nano_ports : tuple of Port
         Specs of the output tensors.
@@ -78,7 +78,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def __init__(
         self,
         network: RuntimeNetwork,
-        inputs: KerasCallInputs,
+        inputs: KerasCallSignature,
         outputs: Structure,
         ports: tuple[Port, ...],
         *,
@@ -222,7 +222,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
             )
         return cls(
             cls.load_network(directory, meta, device=device),
-            KerasCallInputs.from_json(meta["inputs"]),
+            KerasCallSignature.from_json(meta["inputs"]),
             Structure.from_json(meta["outputs"]),
             ports_from_json(meta["ports"]),
             method=meta.get("method"),
@@ -320,7 +320,7 @@ def load_model(
     *,
     trust: bool = False,
 ) -> keras.Model:
-    """Load a model from a directory of :func:`save_model`.
+    """Load a model from a directory written by :func:`save_model`.
 
     Parameters
     ----------
@@ -582,7 +582,7 @@ class KerasBF16Model(AcceleratedKerasModel):
     @classmethod
     def load_network(cls, directory: Path, meta: Mapping, *, device: str | None) -> BF16Graph:
         clone = read_keras(directory, meta, compile=False)
-        return BF16Graph(clone, KerasCallInputs.from_json(meta["inputs"]))
+        return BF16Graph(clone, KerasCallSignature.from_json(meta["inputs"]))
 
 
 class BF16Graph:
@@ -592,12 +592,12 @@ class BF16Graph:
     ----------
     model : keras.Model
         See :func:`bf16_clone`.
-    inputs : KerasCallInputs
+    inputs : KerasCallSignature
     threads : int, optional
         Requested number of TensorFlow threads.
     """
 
-    def __init__(self, model: object, inputs: KerasCallInputs, threads: int | None = None):
+    def __init__(self, model: object, inputs: KerasCallSignature, threads: int | None = None):
         self.source = KerasSource(model)
         self.source.inputs = inputs
         self.thread_num = threads

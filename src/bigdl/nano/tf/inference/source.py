@@ -1,6 +1,6 @@
 """Keras models and sample data, with arguments, results and data as flat lists.
 
-Networks of other runtimes take and return flat lists of arrays. :class:`KerasCallInputs` describes
+Networks of other runtimes take and return flat lists of arrays. :class:`KerasCallSignature` describes
 the nesting of a call's arguments, and a :class:`~bigdl.nano.acceleration.structure.Structure` that
 of its results.
 """
@@ -50,7 +50,7 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KerasCallInputs(nesting.CallSignature):
+class KerasCallSignature(nesting.CallSignature):
     """Nesting and tensors of the arguments of a Keras model's calls.
 
     Attributes
@@ -62,7 +62,7 @@ class KerasCallInputs(nesting.CallSignature):
     ports: tuple[Port, ...] = ()
 
     @classmethod
-    def of_specs(cls, model: keras.Model, arguments: Sequence[Any]) -> KerasCallInputs:
+    def of_specs(cls, model: keras.Model, arguments: Sequence[Any]) -> KerasCallSignature:
         """Return the inputs described by specs, one nest of specs per argument.
 
         Parameters
@@ -125,7 +125,7 @@ class KerasCallInputs(nesting.CallSignature):
         return {**super().to_json(), "ports": ports_as_json(self.ports)}
 
     @classmethod
-    def from_json(cls, data: Mapping, **others: object) -> KerasCallInputs:
+    def from_json(cls, data: Mapping, **others: object) -> KerasCallSignature:
         return super().from_json(data, ports=ports_from_json(data["ports"]))
 
     def _conformed(self, structure: Structure, value: object) -> object:
@@ -220,7 +220,7 @@ def _parameters(model: Any) -> list[str]:
 
 
 def batches_of(
-    data: tuple[Any, Any], inputs: KerasCallInputs, size: int
+    data: tuple[Any, Any], inputs: KerasCallSignature, size: int
 ) -> Iterator[tuple[list[np.ndarray], Any]]:
     """Yield the flat inputs of each batch and its targets, or None without targets.
 
@@ -229,7 +229,7 @@ def batches_of(
     data : tuple
         ``x`` and ``y``. `x` may be an ndarray, a tensor, a nest of them, or a ``tf.data.Dataset``
         of ``x``, ``(x, y)`` or ``(x, y, weight)``, batched or not.
-    inputs : KerasCallInputs
+    inputs : KerasCallSignature
     size : int
         Number of rows of a batch; batches from a dataset stay as they are.
     """
@@ -250,7 +250,7 @@ def batches_of(
 
 
 def rows_as_arrays(
-    data: tuple[Any, Any], inputs: KerasCallInputs, count: int, size: int
+    data: tuple[Any, Any], inputs: KerasCallSignature, count: int, size: int
 ) -> Iterator[list[np.ndarray]]:
     """Yield flat lists of input arrays in batches, up to `count` rows.
 
@@ -263,7 +263,7 @@ def rows_as_arrays(
     return first_batches(batches, count, empty="x holds no row; give at least one")
 
 
-def first_rows(data: tuple[Any, Any], inputs: KerasCallInputs, count: int) -> list[np.ndarray]:
+def first_rows(data: tuple[Any, Any], inputs: KerasCallSignature, count: int) -> list[np.ndarray]:
     """Return the first `count` rows, or fewer if there are fewer, as a flat list of arrays."""
     columns = zip(*rows_as_arrays(data, inputs, count, count), strict=True)
     return [np.concatenate(column)[:count] for column in columns]
@@ -288,12 +288,12 @@ def _split(element: object) -> tuple[Any, Any]:
     return element, None
 
 
-def _leaves(x: Any, inputs: KerasCallInputs) -> list[np.ndarray]:
+def _leaves(x: Any, inputs: KerasCallSignature) -> list[np.ndarray]:
     several = isinstance(x, (list, tuple)) and len(inputs.parameters) == len(x) > 1
     return inputs.arrays(x if several else [x])
 
 
-def _is_batched(features: object, inputs: KerasCallInputs) -> bool:
+def _is_batched(features: object, inputs: KerasCallSignature) -> bool:
     """Return True if an element is a batch; a single row has one dimension less than the input."""
     ranks = [np.ndim(leaf) for leaf in flatten(features)[0]]
     return any(rank >= len(port.shape) for rank, port in zip(ranks, inputs.ports, strict=False))
@@ -348,10 +348,10 @@ class KerasSource:
         self._batch = batch
 
     @cached_property
-    def inputs(self) -> KerasCallInputs:
+    def inputs(self) -> KerasCallSignature:
         """The arguments of the model's calls."""
         known = vars(self.model).get("nano_inputs")  # of an accelerated model
-        return known or KerasCallInputs.of_specs(self.model, self._arguments())
+        return known or KerasCallSignature.of_specs(self.model, self._arguments())
 
     def _arguments(self) -> list:
         """Return a nest of specs or tensors for each argument of a call."""
@@ -579,7 +579,7 @@ def _specs_of_call(model: keras.Model) -> list | None:
 
 
 def _mirrored(array: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return other values of the same range as an array."""
+    """Return an array of different values in the same range."""
     if not array.size or array.dtype.kind not in "iufb":
         return array
     random = np.random.default_rng(seed)

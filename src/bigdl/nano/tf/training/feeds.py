@@ -353,7 +353,7 @@ def write_batches(batches: Iterator, folder: Path, spec: object = None) -> tuple
 
 
 def read_batches(path: str, spec: object) -> tf.data.Dataset:
-    """Return the dataset of batches in a file from :func:`write_batches`."""
+    """Return a dataset of the batches in a file written by :func:`write_batches`."""
     parts = tf.nest.flatten(spec, expand_composites=True)
 
     def batch(records: Any) -> object:
@@ -368,7 +368,7 @@ def read_batches(path: str, spec: object) -> tf.data.Dataset:
 
 
 def _limited(batches: Iterator, limit: int | None, argument: str) -> Iterator:
-    """Yield at most `limit` batches; without a limit, raise unless the data end."""
+    """Yield at most `limit` batches; without a limit, raise an error if the data do not end."""
     yield from itertools.islice(batches, MAX_BATCHES if limit is None else limit)
     if limit is None and next(batches, None) is not None:
         raise UsageError(
