@@ -144,7 +144,7 @@ class IntegerGuard:
             self.limits = self._derive_limits(self._graph)
 
     def _derive_limits(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
-        """Return the input ranges in which results are exact, for inputs whose type can exceed them."""
+        """Return the input ranges with exact results, for inputs whose type can exceed them."""
         boxes: dict[int, Box] = {
             position: (
                 np.full(self._columns[position], max(low, _LOW), object),
@@ -770,7 +770,7 @@ def _whole_range(box: Box) -> tuple[int, int]:
 
 
 def _columns_of(shape: Any) -> tuple[int, ...]:
-    """Return the shape of an input's bounds, with a bound per column if the last dimension is short."""
+    """Return the shape of an input's bounds, which are per column if the last axis is short."""
     if shape.rank.is_dynamic:
         return ()
     ones = [1] * shape.rank.get_length()

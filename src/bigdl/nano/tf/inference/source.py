@@ -1,8 +1,8 @@
 """Keras models and sample data, with arguments, results and data as flat lists.
 
-Networks of other runtimes take and return flat lists of arrays. :class:`KerasCallSignature` describes
-the nesting of a call's arguments, and a :class:`~bigdl.nano.acceleration.structure.Structure` that
-of its results.
+Networks of other runtimes take and return flat lists of arrays. :class:`KerasCallSignature`
+describes the nesting of a call's arguments, and a
+:class:`~bigdl.nano.acceleration.structure.Structure` that of its results.
 """
 
 from __future__ import annotations
