@@ -41,7 +41,7 @@ labels = (x[:, 0] > 0).astype("int32")
 
 
 def stack(units=None, rate=None, **compiled):
-    """A searchable model for ``y``, of lazy layers."""
+    """Return a searchable model for ``y`` with lazy layers."""
     from bigdl.nano.tf.keras.layers import Dense
     from bigdl.nano.tf.optimizers import SGD
 

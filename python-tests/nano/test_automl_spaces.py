@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 def ask(value, **fixed):
-    """A value for a trial, and the trial."""
+    """Return a trial's value, and the trial."""
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(0))
     study.enqueue_trial(fixed)
     trial = study.ask()

@@ -330,7 +330,7 @@ def test_a_trainer_without_hpo_does_not_search():
 
 @pytest.fixture(scope="module")
 def killed_search(tmp_path_factory):
-    """A search by two processes, one of which is killed, and then all of it."""
+    """Run a search in two processes, kill one of them, and run the search again."""
     directory = tmp_path_factory.mktemp("killed")
     storage, reached = f"sqlite:///{directory}/hpo.db", directory / "reached"
     program = Path(__file__).parents[1] / "helpers" / "search_program.py"

@@ -32,7 +32,7 @@ bash_and_zsh = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def bin_directory(tmp_path_factory) -> Path:
-    """A directory where the commands lie beside a Python, as an installation puts them."""
+    """Return a directory with the commands and a Python, as after an installation."""
     directory = tmp_path_factory.mktemp("bin")
     home = Path(*bigdl.nano.cli.__path__)
     for name in SCRIPTS:
@@ -46,7 +46,7 @@ def bin_directory(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory) -> Path:
-    """A prefix with libraries of the right names. They do nothing, but they can be preloaded."""
+    """Return a prefix with empty libraries of the right names, which can be preloaded."""
     prefix = tmp_path_factory.mktemp("prefix")
     (prefix / "lib").mkdir()
     for name in ("libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libiomp5.so"):

@@ -245,7 +245,7 @@ def test_the_last_state_of_a_recurrent_model_is_right():
 
 @pytest.fixture(scope="module")
 def outliers():
-    """A model that int8 hurts, data, and its score: 1 less the relative error."""
+    """Return a model that loses accuracy in int8, data, and its score: 1 - relative error."""
     torch.manual_seed(1)
     model, x = Outliers().eval(), torch.randn(ROWS, 8)
     with torch.no_grad():

@@ -47,7 +47,7 @@ def built(model):
 
 @pytest.fixture(scope="module")
 def fast(model):
-    """A model in ONNX Runtime, which is the quickest to make."""
+    """Return a model in ONNX Runtime, which is the fastest to build."""
     return InferenceOptimizer.trace(model, accelerator="onnxruntime", thread_num=1)
 
 

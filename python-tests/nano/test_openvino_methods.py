@@ -133,7 +133,7 @@ def assert_close(expected, given, decimal=5):
 
 @pytest.fixture(scope="module")
 def convolutions():
-    """A model, its sample, and the model in OpenVINO with one thread."""
+    """Return a model, its sample, and the model in OpenVINO with one thread."""
     model, sample = make("convolutions")
     model.train()
     (x,) = sample(2)

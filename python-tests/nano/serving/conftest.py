@@ -13,7 +13,7 @@ from bigdl.nano.serving.runners import ModelRunner
 
 @pytest.fixture(scope="session")
 def save_network():
-    """A function that saves a network of one input and one output as a model's directory."""
+    """Return a function that saves a network with one input and one output to a model directory."""
     import openvino
     from openvino import opset13
 
@@ -37,7 +37,7 @@ def save_network():
 
 @pytest.fixture(scope="session")
 def scale_directory(save_network):
-    """A function that writes a saved model that multiplies by a factor: its answer says which."""
+    """Return a function that saves a model that multiplies by a factor."""
 
     def write(path, factor):
         constant = np.full(3, factor, np.float32)
@@ -77,7 +77,7 @@ def slow_model():
 
 @pytest.fixture
 def repository_of():
-    """A function that returns a repository of models in memory."""
+    """Return a function that creates a repository of in-memory models."""
 
     def make(batching=None, **models):
         repository = ModelRepository()

@@ -30,7 +30,7 @@ HEADERS = (("authorization", "Bearer use"),)
 
 @pytest.fixture
 def server(repository_of, slow_model):
-    """A server with three tokens, whose model waits if it is told to."""
+    """Start a server with three tokens and a model that can be made to wait."""
     tokens = {"token": "use", "admin_token": "change", "metrics_token": "look"}
     repository = repository_of(slow=slow_model)
     with ModelServer(repository, http_port=0, grpc_port=0, **tokens) as server:
@@ -109,7 +109,7 @@ def test_what_asks_about_the_server_is_answered_without_a_message(server):
 
 
 def echo_port(echo, **options):
-    """A port with one method, `/echo/Echo`."""
+    """Start a port with one method, `/echo/Echo`."""
     handler = grpc.unary_unary_rpc_method_handler(echo)
     handlers = [grpc.method_handlers_generic_handler("echo", {"Echo": handler})]
     given = {"threads": 1, "most_requests": 2, "most_bytes": 1 << 20, **options}
@@ -262,7 +262,7 @@ def test_a_long_name_is_cut_in_the_sentence(server):
 
 
 def send(server, *parts):
-    """What a server answers to some bytes, until it closes the connection."""
+    """Return the bytes that a server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as line:
         answer = b""
         try:

@@ -24,7 +24,7 @@ def answer_of(repository, name, version=None, key=None):
 
 @pytest.fixture
 def versions(scale_directory, tmp_path):
-    """The directory of a model in three versions, which multiply by their numbers."""
+    """Return the directory of a model in three versions, which multiply by their numbers."""
     for number in (1, 2, 10):
         scale_directory(tmp_path / "models" / "scale" / str(number), number)
     return tmp_path / "models"

@@ -112,7 +112,7 @@ def eventually(condition):
 
 
 def answers_of_connections(url, count=12):
-    """What the connections, each of which may be another worker's, answer."""
+    """Return the responses over new connections, each to any worker."""
     answers = set()
     for _ in range(count):
         with Client(url) as client:

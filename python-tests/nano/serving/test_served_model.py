@@ -224,7 +224,7 @@ def gate():
 
 
 def busy(gate, **options):
-    """A batcher whose model is computing one request already."""
+    """Return a batcher whose model is computing a request."""
     batcher = MicroBatcher(gate, BatchingOptions(**options))
     first = batcher.submit(one(1.0))
     assert gate.entered.acquire(timeout=30)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory):
-    """The folder of programs of an environment with tritonclient and Schemathesis."""
+    """Return the program folder of a virtual environment with tritonclient and Schemathesis."""
     home = tmp_path_factory.mktemp("tools")
     venv.create(home, with_pip=True)
     installed = subprocess.run(

@@ -58,7 +58,7 @@ def directions_of(options: Mapping[str, Any], metrics: Sequence[str]) -> dict[st
     single, several = options.get("direction"), options.get("directions")
     if single is not None and several is not None:
         raise UsageError(
-            "Give direction for one metric or directions for several, not both",
+            "Pass direction for one metric or directions for several, not both",
             code="argument-conflict",
             argument="direction",
         )
@@ -152,7 +152,7 @@ class Searcher(abc.ABC):
         spaces = spaces_in(objective.subject)
         if not spaces:
             raise UsageError(
-                "There is no search space in the arguments of the model: give it some of "
+                "There is no search space in the arguments of the model: pass some of "
                 "bigdl.nano.automl.hpo.space, for example space.Int(8, 64) as the size of a layer",
                 code="search-space",
             )

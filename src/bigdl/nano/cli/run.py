@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     plan, after = result
     for path in plan.scripts:
-        print_message(_NAME, f"{path} is to be sourced first")
+        print_message(_NAME, f"source {path} first")
     sys.stdout.flush()
     os.execve(command[0], command, after)
 

@@ -731,7 +731,7 @@ _BY_COLUMN: dict[str, Callable[[Any, list[Interval]], Interval]] = {
     "Squeeze": _moved(lambda end, axes: np.squeeze(end, tuple(axes)), 1),
     "Unsqueeze": _moved(lambda end, axes: np.expand_dims(end, tuple(axes)), 1),
 }
-"""Operators for which the range of each column is known."""
+"""Functions that return the range of each column for an operator, by operator type."""
 
 
 def _has_rank(box: Box, value: Any) -> bool:

@@ -78,7 +78,7 @@ class Tokens:
             if token is not None and not token.strip():
                 begin = "The token" if name == INFER else f"The {name} token"
                 raise UsageError(
-                    f"{begin} is empty; leave it out, or give one",
+                    f"{begin} is empty; pass None, or a token",
                     code="argument-value",
                     argument="token" if name == INFER else f"{name}_token",
                 )
@@ -225,7 +225,7 @@ def changes_allowed(changes: bool | None, tokens: Tokens) -> bool:
     """
     if changes and tokens.infer is not None and tokens.admin is None:
         raise UsageError(
-            "Clients may change the server only by an admin token where it has a token; give one, "
+            "If the server has a token, clients may change it only with an admin token; pass one, "
             "or do not allow changes",
             code="argument-conflict",
             argument="changes",
@@ -241,15 +241,15 @@ def warn_of_exposure(
         return
     if not tls:
         warnings.warn(
-            f"The server listens at {host} without TLS, so others can read and change what is "
-            "sent; give a certificate and its key, or let a proxy do it",
+            f"The server listens at {host} without TLS, so others can read and change its "
+            "traffic; pass a certificate and its key, or let a proxy do it",
             stacklevel=stacklevel,
         )
     if tokens.infer is None:
         may = "use it and change it" if changes and tokens.admin is None else "use it"
         warnings.warn(
             f"The server listens at {host} without a token, so everybody who reaches it can {may}; "
-            "give a token, or let a proxy ask for one",
+            "pass a token, or let a proxy require one",
             stacklevel=stacklevel,
         )
 

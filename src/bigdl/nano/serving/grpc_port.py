@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 _OPEN, _QUICK, _WORK = "open", "quick", "work"  # groups of methods
 _HEALTH = "/grpc.health.v1.Health/"
 _QUICK_THREADS = 4
-_BUSY = "Too many requests at the same time; try again later"
+_BUSY = "Too many concurrent requests; try again later"
 _MOST_HEADER_BYTES = 1 << 16
 _MOST_SENTENCE_BYTES = 2000  # an error text is sent in a header; clients accept 8 KiB of headers
 _MOST_SILENT = 4  # times most_requests: calls whose message has not arrived
@@ -360,7 +360,7 @@ class GrpcPort:
             await self._abort(context, error.status, str(error))
         except Exception:
             _log.exception("A call of %s failed", method.path)
-            await self._abort(context, "UNKNOWN", "The server has failed; its log says why")
+            await self._abort(context, "UNKNOWN", "The server failed; its log has the details")
         raise AssertionError("abort raises")
 
     async def _message(self, method: _Method, context: ServicerContext) -> bytes:

@@ -206,7 +206,7 @@ def _refusal(name: str, error: Exception) -> GrpcRefusal:
     status, sentence = status_of(error), str(error)
     if status is ERROR:
         _log.error("A call of %s failed", name, exc_info=error)
-        sentence = "The server has failed; its log says why"
+        sentence = "The server failed; its log has the details"
     return GrpcRefusal(status.grpc, sentence)
 
 

@@ -216,7 +216,7 @@ class HttpApp:
             status = status_of(error)
             if status is ERROR:
                 _log.exception("A request failed: %s %s", scope["method"], scope["path"])
-                return _failure(500, "The server has failed; its log says why")
+                return _failure(500, "The server failed; its log has the details")
             return _failure(status.http, str(error), **_HEADERS.get(status.http, {}))
 
     async def _routed(self, scope: dict[str, Any], receive: Receive) -> HttpAnswer:
@@ -374,8 +374,8 @@ class HttpApp:
         shares, shadow = content.get("shares") or {}, content.get("shadow")
         if not isinstance(shares, dict) or not isinstance(shadow, str | None):
             raise UsageError(
-                'Traffic is given as {"shares": {"1": 90, "2": 10}, "shadow": "3"}, where both '
-                "may be left out",
+                'Traffic must have the form {"shares": {"1": 90, "2": 10}, "shadow": "3"}; both '
+                "keys are optional",
                 code="request-invalid",
             )
         await asyncio.to_thread(self.service.change, "set_traffic", model, shares, shadow)
@@ -496,8 +496,8 @@ def _unpacked(body: bytes, encoding: str, allowed: int, most: int) -> bytes:
     if len(content) > allowed and allowed < most:
         raise _Refused(
             413,
-            f"A compressed body may become {_RATIO} times as large and {most} bytes at most; send "
-            "it as it is",
+            f"A decompressed body may be at most {_RATIO} times as large, and {most} bytes; send "
+            "it uncompressed",
             connection="close",
         )
     if len(content) > allowed:

@@ -211,7 +211,7 @@ def _serve_by_workers(
     ports = {name: port for name, port in wanted.items() if port >= 0}
     if not ports:
         raise UsageError(
-            "Give a port for HTTP or for gRPC; a server without one is of no use",
+            "Pass a port for HTTP or for gRPC; a server without one is of no use",
             code="argument-missing",
             argument="--http-port",
         )

@@ -169,7 +169,7 @@ def read_tensors(
     """
     if raw and len(raw) != len(tensors):
         raise UsageError(
-            f"There are {len(tensors)} tensors but {len(raw)} raw contents; give one for each, or "
+            f"There are {len(tensors)} tensors but {len(raw)} raw contents; send one for each, or "
             "none",
             code="request-invalid",
         )

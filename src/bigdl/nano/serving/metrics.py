@@ -365,7 +365,9 @@ class _Models:
             "bigdl_model_loaded_timestamp_seconds", "When a model was loaded.", labels=names
         )
         info = self._gauge(
-            "bigdl_model_info", "What runs a model.", labels=[*names, "platform", "method"]
+            "bigdl_model_info",
+            "Runtime and method of a model.",
+            labels=[*names, "platform", "method"],
         )
         for each in self._repository.deployments():
             labels = [each.name, each.version]

@@ -101,7 +101,8 @@ class ModelRunner:
         floats = [each for each in two if each.dtype.kind == "f" and each.size]
         if floats and not any(np.isfinite(each).any() for each in floats):
             raise UsageError(
-                "The model gives no finite number; its weights may be damaged", code="model-output"
+                "The model returns no finite number; its weights may be damaged",
+                code="model-output",
             )
         signature = replace(self.signature, outputs=tuple(self._outputs(one, two)))
         joins = signature.has_rows and self._rows_independent(two)

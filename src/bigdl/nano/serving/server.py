@@ -111,7 +111,7 @@ class ModelServer:
     ):
         if http_port is None and grpc_port is None:
             raise UsageError(
-                "Give a port for HTTP or for gRPC; a server without one is of no use",
+                "Pass a port for HTTP or for gRPC; a server without one is of no use",
                 code="argument-missing",
             )
         check_positive("grpc_threads", grpc_threads)

@@ -225,7 +225,7 @@ class Signature:
         names = list(names)
         if len(names) != len(self.inputs) or len(set(names)) < len(names):
             raise UsageError(
-                f"The model has {len(self.inputs)} inputs, which need as many different names, "
+                f"The model has {len(self.inputs)} inputs and needs a different name for each, "
                 f"but got {names}",
                 code="argument-value",
             )

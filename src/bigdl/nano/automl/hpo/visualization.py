@@ -48,7 +48,7 @@ def _chart(name: str, arguments: str = "study") -> Callable[..., Any]:
 
     Returns
     -------
-    plotly.graph_objects.Figure or matplotlib.axes.Axes
+    ``plotly.graph_objects.Figure`` or ``matplotlib.axes.Axes``
 
     Examples
     --------
