@@ -144,7 +144,7 @@ def test_more_requests_than_allowed_get_a_sentence_and_their_places_come_back():
         refused = [each.exception() for each in asked if each.done()]
         assert {error.code().name for error in refused} == {"RESOURCE_EXHAUSTED"}
         assert {error.details() for error in refused} == {
-            "Too many requests at the same time; try again later"
+            "Too many concurrent requests; try again later"
         }
         for each in asked:  # clients that go
             each.cancel()
@@ -165,7 +165,7 @@ def test_a_client_of_many_requests_at_once_gets_answers_or_a_sentence():
             error = each.exception()
             seen.add("OK" if error is None else f"{error.code().name}: {error.details()}")
     assert "OK" in seen
-    busy = "RESOURCE_EXHAUSTED: Too many requests at the same time; try again later"
+    busy = "RESOURCE_EXHAUSTED: Too many concurrent requests; try again later"
     assert seen <= {"OK", busy}
     port.stop(0)
 
@@ -187,7 +187,7 @@ def test_what_further_services_do_is_answered_by_its_status(caplog):
         with pytest.raises(grpc.RpcError, match="too far") as error:
             call(b"abort", timeout=30)
         assert error.value.code() == grpc.StatusCode.OUT_OF_RANGE
-        with pytest.raises(grpc.RpcError, match="its log says why") as error:
+        with pytest.raises(grpc.RpcError, match="its log has the details") as error:
             call(b"error", timeout=30)
         assert error.value.code() == grpc.StatusCode.UNKNOWN
         assert "ZeroDivisionError" in caplog.text
