@@ -706,7 +706,7 @@ def test_wrong_arguments_leave_nothing_behind(repository_of, certificate, tmp_pa
         for arguments, sentence in [
             ({"http_port": port, "grpc_port": None}, "HTTP cannot listen on 127.0.0.1"),
             ({"http_port": 0, "grpc_port": port}, "gRPC cannot listen on 127.0.0.1"),
-            ({"http_port": None, "grpc_port": None}, "Give a port"),
+            ({"http_port": None, "grpc_port": None}, "Pass a port"),
             ({"http_port": 0, "tls": ("none", "none")}, "There is no file 'none'"),
             ({"http_port": 0, "tls": (broken, broken)}, "certificate or its key cannot be used"),
             ({"http_port": 0, "token": " "}, "The token is empty"),

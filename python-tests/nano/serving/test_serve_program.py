@@ -207,7 +207,7 @@ def test_a_variable_without_a_token_is_no_open_server(
         ([".", "--max-batch-size", "0"], "max_batch_size should be a positive integer, got 0"),
         ([".", "--tls-cert", "x"], "TLS needs both"),
         ([".", "--workers", "0"], "--workers should be"),
-        ([".", "--workers", "2", "--http-port", "-1", "--grpc-port", "-1"], "Give a port"),
+        ([".", "--workers", "2", "--http-port", "-1", "--grpc-port", "-1"], "Pass a port"),
         ([".", "--token-file", "none"], "The token cannot be read from 'none'"),
     ],
 )
