@@ -487,7 +487,7 @@ def test_changes_are_off_unless_they_are_asked_for(repository_of, slow_model):
     assert status(token="use") == 403
     assert status(changes=True) == 200
     assert status(admin_token="change", changes=False) == 401
-    with pytest.raises(UsageError, match="only with an admin token"):
+    with pytest.raises(UsageError, match="only by an admin token"):
         status(token="use", changes=True)
     with pytest.raises(UsageError, match="admin token is the same as another one"):
         status(token="use", admin_token="use")

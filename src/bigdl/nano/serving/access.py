@@ -225,8 +225,8 @@ def changes_allowed(changes: bool | None, tokens: Tokens) -> bool:
     """
     if changes and tokens.infer is not None and tokens.admin is None:
         raise UsageError(
-            "If the server has a token, clients may change it only with an admin token; pass one, "
-            "or do not allow changes",
+            "Clients may change the server only by an admin token if it has a token; pass one, or "
+            "do not allow changes",
             code="argument-conflict",
             argument="changes",
         )
