@@ -1,4 +1,4 @@
-"""Training loops of other frameworks go on from their own checkpoints, row by row."""
+"""Test that loops of other frameworks resume from their checkpoints, row by row."""
 
 import json
 import os
@@ -19,7 +19,7 @@ KILLED = STEPS + 8
 
 @pytest.fixture
 def folder(tmp_path):
-    """A table whose rows are numbered."""
+    """Create a table with numbered rows."""
     path = tmp_path / "table"
     path.mkdir()
     numbers = np.arange(ROWS)
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 
 def run(framework, folder, log, *steps, ranks=1, **variables):
-    """Run a program, and return its lines by rank."""
+    """Run a program and return its lines by rank."""
     command = [sys.executable]
     if framework == "torchrun":
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -101,7 +101,7 @@ def check_resume(folder, framework, **variables):
 
 @pytest.mark.slow
 def test_two_killed_ranks_are_resumed_by_three(folder):
-    """By torchrun, and the state in a checkpoint of torch.distributed.checkpoint."""
+    """Use torchrun, with the state in a checkpoint of torch.distributed.checkpoint."""
     before = run("torchrun", folder, "before", KILLED // 2, ranks=2)
     after = run("torchrun", folder, "after", ranks=3)
     steps = -(-ROWS // (2 * loader_programs.BATCH))
@@ -118,7 +118,7 @@ def test_two_killed_ranks_are_resumed_by_three(folder):
 @pytest.mark.slow
 @pytest.mark.fault
 def test_a_killed_worker_of_ray_train_loses_and_repeats_no_row(folder):
-    """Ray restarts both workers; they go on within the epoch with the same rows and losses."""
+    """Check that both restarted workers continue the epoch with the same rows and losses."""
     pytest.importorskip("ray.train")
 
     def lines(name):

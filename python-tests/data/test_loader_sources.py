@@ -1,4 +1,4 @@
-"""A TableLoader reads files, lakes and frames at one version."""
+"""Test that a TableLoader reads files, lakes and frames at one version."""
 
 import os
 import subprocess
@@ -122,7 +122,7 @@ def test_an_iceberg_table_is_read_at_a_snapshot(tmp_path):
 
 
 def test_the_ranks_of_a_machine_share_one_conversion(tmp_path, monkeypatch):
-    """The last loader that uses the files removes them; a cache keeps them."""
+    """Check that the last loader removes the files, and that a cache keeps them."""
     monkeypatch.setenv("BIGDL_SCRATCH_DIR", "")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     program = textwrap.dedent(

@@ -1,4 +1,4 @@
-"""A TableLoader reads each row once per epoch, in an order that no number of ranks changes."""
+"""Test that a TableLoader reads each row once per epoch, in an order independent of ranks."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from refusals import refused
 
 from bigdl.data import TableLoader
 
-ROWS = 5003  # 64 virtual shards, of which some have a row more
+ROWS = 5003  # 64 virtual shards, some with an additional row
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Parquet files in several row groups, whose rows are numbered."""
+    """Create Parquet files in several row groups, with numbered rows."""
     path = tmp_path_factory.mktemp("clicks")
     for part, numbers in enumerate(np.array_split(np.arange(ROWS), 3)):
         table = pa.table({"id": numbers, "x": numbers.astype("f4") / 2})
@@ -77,7 +77,7 @@ tables = pa.table({"id": np.arange(ROWS)})
     ),
 )
 def test_any_ranks_batch_sizes_and_stops_read_one_global_order(rows, order, seed, stops):
-    """Two epochs, of which parts are read by other ranks in other batches, from a state."""
+    """Read parts of two epochs with other ranks and batch sizes, resumed from a state."""
     table = tables.slice(0, rows)
     whole = TableLoader(table, batch_size=rows, seed=seed, threads=0, **order)
     expected = numbers_of(whole) + numbers_of(whole)
@@ -149,7 +149,7 @@ def test_every_order_of_a_small_table_is_as_likely_as_another():
     first = np.array([numbers_of(loader) for _ in range(2000)])
     for position in (0, 17, 49):
         counts = np.bincount(first[:, position], minlength=50)
-        assert ((counts - 40) ** 2 / 40).sum() < 95  # of 49 degrees of freedom: once in 10,000
+        assert ((counts - 40) ** 2 / 40).sum() < 95  # with 49 degrees of freedom: once in 10,000
 
 
 def test_a_loop_that_is_left_begins_the_next_epoch(folder):
@@ -179,7 +179,7 @@ def test_set_epoch_keeps_the_rest_of_the_saved_epoch_only(folder):
 
 @pytest.mark.parametrize("last", ["keep", "drop", "pad"])
 def test_the_last_step(last):
-    """Ten rows, two ranks of four: the second step has two rows."""
+    """Read ten rows with two ranks of four: the second step has two rows."""
     table = pa.table({"id": np.arange(9)})
     loaders = ranks(table, 2, batch_size=4, last=last, shuffle=False)
     steps = list(zip(*loaders, strict=True))
@@ -269,7 +269,7 @@ def test_an_error_in_a_transform_reaches_the_loop(folder):
 
 
 def test_batches_are_the_callers(folder):
-    """Changing one changes no other, and nothing in the next epoch."""
+    """Check that a changed batch affects neither others nor the next epoch."""
     loader = TableLoader(folder, batch_size=100, shuffle=False)
     for batch in loader:
         batch["id"].zero_()
@@ -355,7 +355,7 @@ def test_a_worker_of_a_data_loader_is_refused():
 
 
 class Rows(torch.utils.data.IterableDataset):
-    """A dataset that reads from a loader, in the worker."""
+    """Dataset that reads from a loader in the worker process."""
 
     def __init__(self, loader):
         self.loader = loader
@@ -381,12 +381,12 @@ def test_loops_that_were_left_keep_no_file_and_no_thread(tmp_path):
 
     pq.write_table(pa.table({"x": range(100)}), tmp_path / "x.parquet")
     for source in (pa.table({"x": range(100)}), str(tmp_path / "x.parquet")):
-        next(iter(TableLoader(source, batch_size=10)))  # what is made once
+        next(iter(TableLoader(source, batch_size=10)))  # created once
         before = kept()
         for _ in range(3):
             for _batch in TableLoader(source, batch_size=10):
                 break
         deadline = time.monotonic() + 10
         while kept() > before and time.monotonic() < deadline:
-            time.sleep(0.01)  # threads end after their last piece of work
+            time.sleep(0.01)  # threads end after their last task
         assert kept() <= before

@@ -1,4 +1,4 @@
-"""AutoEstimator with Keras models."""
+"""Test AutoEstimator with Keras models."""
 
 import numpy as np
 import pytest
@@ -32,14 +32,14 @@ def model(config):
 
 def fit(tmp_path, data=None, creator=model, **options):
     est = AutoEstimator.from_keras(model_creator=creator, logs_dir=str(tmp_path), backend="local")
-    given = {
+    fit_options = {
         "epochs": 2,
         "validation_data": VALIDATION,
         "search_space": SPACE,
         "concurrency": 1,
         **options,
     }
-    est.fit(rows() if data is None else data, **given)
+    est.fit(rows() if data is None else data, **fit_options)
     return est
 
 
@@ -92,12 +92,12 @@ def test_functions_make_datasets(tmp_path):
         return lambda config: tf.data.Dataset.from_tensor_slices(data).batch(32)
 
     space = {"lr": 0.01, "shuffle": False}
-    found = [
+    fits = [
         fit(tmp_path, data, validation_data=validation, search_space=space, metric=["mse", "loss"])
         for data, validation in ((rows(), VALIDATION), (dataset(rows()), dataset(VALIDATION)))
     ]
     for metric in ("mse", "loss"):
-        first, second = (each.trials()[metric][0] for each in found)
+        first, second = (each.trials()[metric][0] for each in fits)
         assert first == pytest.approx(second, rel=1e-4)
 
 

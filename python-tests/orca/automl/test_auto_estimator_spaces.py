@@ -1,4 +1,4 @@
-"""Search spaces: what is drawn, and what becomes of it."""
+"""Test sampling from search spaces."""
 
 import functools
 import json
@@ -31,14 +31,14 @@ def values(domain, count=DRAWS):
 
 
 def test_uniform_stays_within_its_bounds():
-    found = values(hp.uniform(2, 3))
-    assert 2 <= min(found) < 2.1
-    assert 2.9 < max(found) <= 3
+    samples = values(hp.uniform(2, 3))
+    assert 2 <= min(samples) < 2.1
+    assert 2.9 < max(samples) <= 3
 
 
 def test_loguniform_is_even_by_the_logarithm():
-    found = np.log10(values(hp.loguniform(1e-4, 1e-2)))
-    assert np.allclose(np.histogram(found, 4, (-4, -2))[0] / DRAWS, 0.25, atol=0.1)
+    samples = np.log10(values(hp.loguniform(1e-4, 1e-2)))
+    assert np.allclose(np.histogram(samples, 4, (-4, -2))[0] / DRAWS, 0.25, atol=0.1)
 
 
 def test_randint_includes_both_bounds():
@@ -58,11 +58,11 @@ def test_randint_includes_both_bounds():
     ids=["quniform", "negative", "qloguniform", "qrandint", "qrandn"],
 )
 def test_steps_are_multiples_within_the_bounds(domain, q):
-    found = values(domain)
-    assert all(math.isclose(value / q, round(value / q), abs_tol=1e-9) for value in found)
+    samples = values(domain)
+    assert all(math.isclose(value / q, round(value / q), abs_tol=1e-9) for value in samples)
     if hasattr(domain, "lower"):
-        assert min(found) >= domain.lower - 1e-12
-        assert max(found) <= domain.upper + 1e-12
+        assert min(samples) >= domain.lower - 1e-12
+        assert max(samples) <= domain.upper + 1e-12
 
 
 def test_a_step_of_tenths_has_no_rounding_error():
@@ -71,9 +71,9 @@ def test_a_step_of_tenths_has_no_rounding_error():
 
 @pytest.mark.slow
 def test_randn_has_the_mean_and_the_deviation():
-    found = values(hp.randn(5.0, 2.0), 2000)
-    assert np.mean(found) == pytest.approx(5, abs=0.3)
-    assert np.std(found) == pytest.approx(2, abs=0.3)
+    samples = values(hp.randn(5.0, 2.0), 2000)
+    assert np.mean(samples) == pytest.approx(5, abs=0.3)
+    assert np.std(samples) == pytest.approx(2, abs=0.3)
 
 
 def test_choice_gives_the_objects_themselves():
@@ -82,9 +82,9 @@ def test_choice_gives_the_objects_themselves():
 
 
 def test_choice_n_gives_lists_of_every_allowed_length_in_order():
-    found = values(hp.choice_n(["a", "b", "c"], 1, 3))
-    assert {len(value) for value in found} == {1, 2, 3}
-    assert all(value == sorted(set(value)) for value in found)
+    samples = values(hp.choice_n(["a", "b", "c"], 1, 3))
+    assert {len(value) for value in samples} == {1, 2, 3}
+    assert all(value == sorted(set(value)) for value in samples)
 
 
 def test_sample_from_sees_the_other_values():
@@ -128,20 +128,20 @@ CONDITIONAL = {
 
 
 def test_spaces_in_the_options_of_a_choice_are_drawn():
-    kinds = set()
+    types = set()
     for arch in (config["arch"] for config in drawn(CONDITIONAL, 60)):
         if isinstance(arch, list):
-            kinds.add("list")
+            types.add("list")
             assert 10 <= arch[0] <= 19
             assert arch[1] == "b"
         elif arch["kind"] == "deep":
-            kinds.add("deep")
+            types.add("deep")
             assert 1 <= arch["layers"][0] <= 4
             assert arch["layers"][1]["units"] in (8, 16)
         else:
-            kinds.add("wide")
+            types.add("wide")
             assert arch["units"] == 2 * arch["half"]
-    assert kinds == {"list", "deep", "wide"}
+    assert types == {"list", "deep", "wide"}
 
 
 def test_a_trial_has_the_parameters_of_its_option_alone():
@@ -155,7 +155,7 @@ def test_a_trial_has_the_parameters_of_its_option_alone():
         names = {name.split("/")[1] for name in trial.params if "/" in name}
         assert {name.split(":")[0] for name in names} == {str(trial.params["arch"])}
         shown = space.json_values(trial.params)
-        if trial.params["arch"] != 1:  # a function is shown by its name
+        if trial.params["arch"] != 1:  # a function is displayed by its name
             assert shown["arch"] == config["arch"]
         study.tell(trial, 0.0)
 
@@ -185,8 +185,8 @@ def test_one_domain_in_two_options_is_two_parameters():
 
 def test_domains_of_ray_in_options_are_drawn():
     tune = pytest.importorskip("ray.tune")
-    found = values(tune.choice([{"depth": tune.randint(1, 4)}]), 30)
-    assert {value["depth"] for value in found} == {1, 2, 3}
+    samples = values(tune.choice([{"depth": tune.randint(1, 4)}]), 30)
+    assert {value["depth"] for value in samples} == {1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_domains_of_ray_become_ours():
     }
     configs = drawn(space, 60)
     assert {config["b"] for config in configs} == {0, 0.25, 0.5, 0.75, 1}
-    assert {config["c"] for config in configs} == {1, 2}  # Ray's upper bound is not included
+    assert {config["c"] for config in configs} == {1, 2}  # Ray's upper bound is exclusive
     assert {config["d"] for config in configs} == {2, 4, 6}
     assert {config["f"] for config in configs} == {7, 8}
     assert all(config["g"] == config["c"] * 10 for config in configs)

@@ -1,4 +1,4 @@
-"""Trials that successive halving has stopped, but which are the best of those, get to their end."""
+"""Test that the best trials stopped by successive halving are trained to their end."""
 
 import pytest
 from refusals import refused
@@ -10,7 +10,7 @@ from bigdl.orca.automl.strategy import Strategy
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
 
-# the second one is better than it looks after an epoch, the others are of no use
+# the second is better than it seems after an epoch; the others are bad
 GRID = {"lr": hp.grid_search([0.05, 0.01, 1e-6, 1e-6])}
 
 
@@ -18,8 +18,8 @@ def halved(est, finalists=None, **options):
     params = {"grace_period": 1, "reduction_factor": 4}
     if finalists is not None:
         params["finalists"] = finalists
-    given = {"epochs": 4, "n_sampling": 1, "search_space": GRID, "scheduler": "asha", **options}
-    return fit(est, scheduler_params=params, **given)
+    arguments = {"epochs": 4, "n_sampling": 1, "search_space": GRID, "scheduler": "asha", **options}
+    return fit(est, scheduler_params=params, **arguments)
 
 
 def test_the_best_of_the_stopped_trials_is_trained_to_its_end(tmp_path):

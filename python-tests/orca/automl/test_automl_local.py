@@ -1,4 +1,4 @@
-"""AutoEstimator on this machine: what it finds, keeps and shows."""
+"""Test AutoEstimator on this machine: results, records and charts."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_every_trial_has_its_own_model(fitted):
 
 
 def test_a_trial_is_what_a_plain_loop_computes(tmp_path):
-    """The same seed, batches in order: nothing but torch's own steps."""
+    """Compare with a plain torch loop with the same seed and unshuffled batches."""
     config = {"lr": 0.05, "units": 4, "batch_size": 40, "shuffle": False}
     est = fit(search(tmp_path), n_sampling=1, search_space=config, seed=11)
     seed_everything(11)
@@ -86,13 +86,13 @@ def test_a_search_leaves_the_random_numbers_of_the_program_alone(tmp_path):
 
 
 def test_a_trial_counts_by_its_best_epoch(tmp_path):
-    """With a rate far too high the last epoch is not the best one."""
+    """Use a rate so high that the last epoch is not the best one."""
     est = fit(search(tmp_path, optimizer="SGD"), epochs=6, n_sampling=1, search_space={"lr": 0.9})
     (trial,) = est._records.finished()
-    figures = trial.intermediate_values
-    assert sorted(figures) == [1, 2, 3, 4, 5, 6]
-    assert est.trials()["mse"][0] == min(figures.values())
-    assert mse(est.get_best_model(), VALIDATION) == pytest.approx(min(figures.values()), rel=1e-5)
+    values = trial.intermediate_values
+    assert sorted(values) == [1, 2, 3, 4, 5, 6]
+    assert est.trials()["mse"][0] == min(values.values())
+    assert mse(est.get_best_model(), VALIDATION) == pytest.approx(min(values.values()), rel=1e-5)
 
 
 def test_a_threshold_ends_trials(tmp_path):
@@ -124,13 +124,13 @@ def test_grids_are_searched_completely(tmp_path):
 
 
 def test_optuna_proposes_and_the_seed_decides(tmp_path):
-    found = [
+    runs = [
         fit(search(tmp_path / str(k)), epochs=1, n_sampling=4, search_alg="optuna", seed=seed)
         .trials()["config/lr"]
         .tolist()
         for k, seed in enumerate([0, 0, 1])
     ]
-    assert found[0] == found[1] != found[2]
+    assert runs[0] == runs[1] != runs[2]
 
 
 def test_a_scheduler_stops_trials_early(tmp_path):
@@ -226,12 +226,12 @@ def test_arrays_loaders_frames_and_functions_give_the_same_figures(tmp_path):
         "stream": (torch.utils.data.DataLoader(Stream(), 32), (vx, vy), {}),
     }
     space = {"lr": 0.01, "shuffle": False, "batch_size": 32}
-    found = {}
+    metrics = {}
     for form, (data, validation, names) in forms.items():
         est = search(tmp_path / form)
         fit(est, data, validation_data=validation, search_space=space, n_sampling=1, **names)
-        found[form] = est.trials()["mse"][0]
-    assert len(set(found.values())) == 1, found
+        metrics[form] = est.trials()["mse"][0]
+    assert len(set(metrics.values())) == 1, metrics
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_charts_are_drawn(fitted, tmp_path):
 
 
 def events(folder):
-    """Tags and values of the event files below a folder."""
+    """Yield tags and values of the event files in a folder."""
     event_pb2 = pytest.importorskip("tensorboard.compat.proto.event_pb2")
     for path in folder.glob("events*"):
         content = path.read_bytes()
@@ -297,10 +297,10 @@ def test_the_leaderboard_has_a_run_for_each_trial(fitted):
     runs = sorted(path.name for path in folder.iterdir())
     assert runs == ["trial_00000", "trial_00001", "trial_00002"]
     for number, run in enumerate(runs):
-        found = list(events(folder / run))
-        tags = [tag for tag, _ in found]
+        recorded = list(events(folder / run))
+        tags = [tag for tag, _ in recorded]
         assert tags.count("mse") == 3
-        assert dict(found)["best/mse"] == pytest.approx(fitted.trials()["mse"][number])
+        assert dict(recorded)["best/mse"] == pytest.approx(fitted.trials()["mse"][number])
         assert any("hparams" in tag for tag in tags)
 
 
@@ -343,12 +343,12 @@ def test_a_search_that_was_killed_loses_no_finished_trial(tmp_path):
         )
 
     assert run(3).returncode == -signal.SIGKILL
-    assert len(builds.read_text().split()) == 3  # two are finished, the third one has begun
+    assert len(builds.read_text().split()) == 3  # two have finished, the third has begun
     result = run(0)
     assert result.returncode == 0, result.stderr
     tried = builds.read_text().split()
     assert len(tried) == 6
-    assert tried.count(tried[2]) == 2  # what was lost is tried again, and only that
+    assert tried.count(tried[2]) == 2  # only the lost trial is repeated
     assert len(set(tried)) == 5
     table = json.loads(result.stdout.splitlines()[-1])
     finished = [number for number, status in table["status"].items() if status == "finished"]
@@ -363,7 +363,7 @@ def test_a_search_that_is_interrupted_goes_on(tmp_path):
         return model(config)
 
     folder = tmp_path / "auto_pytorch_estimator"
-    for resume in (False, True):  # twice at the same trial
+    for resume in (False, True):  # twice during the same trial
         with pytest.raises(KeyboardInterrupt):
             fit(search(tmp_path, model_creator=stops), n_sampling=4, resume=resume)
     resumed = fit(search(tmp_path), n_sampling=4, resume=True)
@@ -394,8 +394,8 @@ def test_another_search_is_not_gone_on_with(tmp_path):
 def test_searches_of_one_name_lie_side_by_side(tmp_path):
     for _ in range(2):
         fit(search(tmp_path), n_sampling=1)
-    found = sorted(path.name for path in (tmp_path / "auto_pytorch_estimator").iterdir())
-    assert found == ["search_00000", "search_00001"]
+    folders = sorted(path.name for path in (tmp_path / "auto_pytorch_estimator").iterdir())
+    assert folders == ["search_00000", "search_00001"]
 
 
 def test_each_trial_that_ends_is_shown(tmp_path, capfd):

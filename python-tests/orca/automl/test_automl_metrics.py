@@ -1,4 +1,4 @@
-"""The Evaluator against scikit-learn and plain formulas."""
+"""Test the Evaluator against scikit-learn and plain formulas."""
 
 import numpy as np
 import pytest
@@ -47,8 +47,8 @@ def test_metrics_are_those_of_scikit_learn(name, shape):
     y, p = pair(shape)
     flat_y, flat_p = y.reshape(len(y), -1), p.reshape(len(p), -1)
     expected = of_sklearn(name)(flat_y, flat_p, multioutput="raw_values")
-    found = Evaluator.evaluate(name, y, p)
-    np.testing.assert_allclose(np.ravel(found), expected)
+    metric = Evaluator.evaluate(name, y, p)
+    np.testing.assert_allclose(np.ravel(metric), expected)
     mean = Evaluator.evaluate(name.upper(), y, p, multioutput="uniform_average")
     whole = np.sqrt(np.mean(expected**2)) if name == "rmse" else expected.mean()
     assert mean == pytest.approx(whole)
@@ -56,8 +56,8 @@ def test_metrics_are_those_of_scikit_learn(name, shape):
 
 def test_figures_are_of_double_precision():
     y = np.zeros(10**6, np.float32)
-    found = Evaluator.evaluate("mae", y, y + np.float32(0.1))
-    assert found == pytest.approx(np.float64(np.float32(0.1)), rel=1e-12)
+    metric = Evaluator.evaluate("mae", y, y + np.float32(0.1))
+    assert metric == pytest.approx(np.float64(np.float32(0.1)), rel=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(50, 3), (50, 4, 2)], ids=str)
@@ -77,8 +77,8 @@ def test_metrics_are_functions_too():
     names = [name for name in metrics.__all__ if name != "Evaluator"]
     assert sorted(map(str.lower, names)) == sorted(Evaluator.metrics_func)
     for name in names:
-        found = getattr(metrics, name)(y, p)
-        np.testing.assert_array_equal(found, Evaluator.evaluate(name, y, p))
+        metric = getattr(metrics, name)(y, p)
+        np.testing.assert_array_equal(metric, Evaluator.evaluate(name, y, p))
     assert metrics.MSE(y, p, multioutput="uniform_average") == pytest.approx(np.mean((y - p) ** 2))
 
 
@@ -96,8 +96,8 @@ def test_metrics_are_those_of_their_formulas(name, shape):
 )
 def test_raw_values_have_the_shape_of_a_sample(shape, expected):
     y, p = pair(shape)
-    found = Evaluator.evaluate("mse", y, p, multioutput="raw_values")
-    assert np.shape(found) == expected
+    metric = Evaluator.evaluate("mse", y, p, multioutput="raw_values")
+    assert np.shape(metric) == expected
     assert np.shape(Evaluator.evaluate("mse", y, p, multioutput="uniform_average")) == ()
 
 

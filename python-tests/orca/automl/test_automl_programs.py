@@ -1,4 +1,4 @@
-"""What users run: old import lines, the examples, and the benchmark of early stopping."""
+"""Test programs of users: old imports, the examples, and the benchmark of early stopping."""
 
 import subprocess
 import sys
@@ -44,9 +44,9 @@ def test_the_example_of_digits_learns(tmp_path):
 
     logs, chart = ["--logs", str(tmp_path)], ["--chart", str(tmp_path / "chart.html")]
     sizes = ["--trials", "2", "--epochs", "2", "--backend", "local", "--cores", "1"]
-    found = auto_digits.main([*sizes, *logs, *chart])
-    assert found["accuracy"] > 0.7
-    assert found["accuracy"] == pytest.approx(found["trials"]["accuracy"].max(), abs=1e-6)
+    result = auto_digits.main([*sizes, *logs, *chart])
+    assert result["accuracy"] > 0.7
+    assert result["accuracy"] == pytest.approx(result["trials"]["accuracy"].max(), abs=1e-6)
     assert (tmp_path / "chart.html").exists()
 
 
@@ -56,9 +56,9 @@ def test_the_example_of_xgboost_learns(tmp_path):
     import auto_xgboost
 
     sizes = ["--trials", "3", "--backend", "local", "--cores", "1"]
-    found = auto_xgboost.main([*sizes, "--logs", str(tmp_path)])
-    assert found["rmse"] < 65
-    assert found["rmse"] == pytest.approx(found["trials"]["rmse"].min(), rel=1e-5)
+    result = auto_xgboost.main([*sizes, "--logs", str(tmp_path)])
+    assert result["rmse"] < 65
+    assert result["rmse"] == pytest.approx(result["trials"]["rmse"].min(), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""AutoEstimator on Ray: the same search, with Tune's schedulers and with data that Ray has."""
+"""Test AutoEstimator on Ray, with Tune's schedulers and with Ray's data."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def test_ray_finds_what_this_machine_finds(tmp_path, monkeypatch):
 
 
 def keepers():
-    """The actors of searches, which Ray forgets soon after their end."""
+    """Return the actors of searches, which Ray forgets soon after their end."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     return [actor["name"] for actor in actors if actor["name"].startswith("bigdl-search")]
 
@@ -97,13 +97,13 @@ def test_the_best_of_the_stopped_trials_get_to_their_end(tmp_path):
         "scheduler": "asha",
         "scheduler_params": {"finalists": 2},
     }
-    found = [
+    epochs_run = [
         fit(search(tmp_path / backend, backend=backend), **options).trials()
         for backend in ("ray", "local")
     ]
     columns = ["mse", "epochs", "config/lr"]
-    assert np.allclose(found[0][columns], found[1][columns], rtol=1e-5)
-    assert found[0]["status"].tolist()[4:] == ["finished"] * 2
+    assert np.allclose(epochs_run[0][columns], epochs_run[1][columns], rtol=1e-5)
+    assert epochs_run[0]["status"].tolist()[4:] == ["finished"] * 2
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_pbt_moves_the_bad_trials_to_the_good_ones(tmp_path):
         search_space={"lr": hp.grid_search([1e-7, 0.05])},
         scheduler="pbt",
         scheduler_params={
-            "synch": True,  # the trials wait for each other
+            "synch": True,  # the trials wait for one another
             "perturbation_interval": 2,
             "quantile_fraction": 0.5,
             "hyperparam_mutations": {"lr": [0.02, 0.05]},
@@ -134,7 +134,7 @@ def test_pbt_moves_the_bad_trials_to_the_good_ones(tmp_path):
     )
     table = est.trials()
     assert table["status"].tolist() == ["finished", "finished"]
-    assert table["mse"].max() < 4  # without the other's weights the first one stays at 5
+    assert table["mse"].max() < 4  # without the other's weights, the first stays at 5
     for number, row in table.iterrows():
         assert mse(est.get_model(number), VALIDATION) == pytest.approx(row["mse"], rel=1e-5)
 
@@ -142,11 +142,11 @@ def test_pbt_moves_the_bad_trials_to_the_good_ones(tmp_path):
 @pytest.mark.slow
 def test_optuna_proposes_on_ray_for_several_metrics(tmp_path):
     options = {"metric": ["mse", "mae"], "search_alg": "nsga2", "n_sampling": 3, "epochs": 1}
-    found = [
+    runs = [
         fit(search(tmp_path / backend, backend=backend), **options).trials()
         for backend in ("ray", "local")
     ]
-    assert np.allclose(found[0][COLUMNS], found[1][COLUMNS], rtol=1e-5)
+    assert np.allclose(runs[0][COLUMNS], runs[1][COLUMNS], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -227,8 +227,8 @@ stop_orca_context()
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL], ids=lambda kind: kind.name)
-def test_a_search_that_was_ended_goes_on(tmp_path, kind):
+@pytest.mark.parametrize("sent_signal", [signal.SIGINT, signal.SIGKILL], ids=lambda sent: sent.name)
+def test_a_search_that_was_ended_goes_on(tmp_path, sent_signal):
     program, logs, gate = tmp_path / "program.py", tmp_path / "logs", tmp_path / "gate"
     program.write_text(PROGRAM)
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
@@ -248,7 +248,7 @@ def test_a_search_that_was_ended_goes_on(tmp_path, kind):
             assert first.poll() is None, "the search ended before its second trial"
             assert time.monotonic() < give_up, "the second trial did not begin"
             time.sleep(0.1)
-        first.send_signal(kind)
+        first.send_signal(sent_signal)
         first.wait(120)
     finally:
         first.kill()
@@ -277,7 +277,7 @@ def test_data_of_ray_is_searched_where_it_is(tmp_path):
         "Dataset": (*map(ray.data.from_pandas, frames), {"feature_cols": "x", "label_cols": "y"}),
     }
     space = {"lr": 0.01, "shuffle": False, "batch_size": 32}
-    found = {}
+    metrics = {}
     for form, (data, validation, names) in forms.items():
         est = search(tmp_path / form, backend="ray")
         fit(
@@ -289,8 +289,8 @@ def test_data_of_ray_is_searched_where_it_is(tmp_path):
             epochs=1,
             **names,
         )
-        found[form] = est.trials()["mse"][0]
-    assert max(found.values()) == pytest.approx(min(found.values()), rel=1e-6), found
+        metrics[form] = est.trials()["mse"][0]
+    assert max(metrics.values()) == pytest.approx(min(metrics.values()), rel=1e-6), metrics
 
 
 @pytest.mark.slow

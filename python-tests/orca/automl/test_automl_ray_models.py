@@ -1,4 +1,4 @@
-"""AutoEstimator on Ray with models of Keras and XGBoost: it finds what this machine finds."""
+"""Test AutoEstimator on Ray with Keras and XGBoost models against local searches."""
 
 import numpy as np
 import pytest
@@ -19,19 +19,19 @@ def on_ray():
 
 
 def both(make, tmp_path, data=None, **options):
-    """The fitted searches on this machine and on Ray, one trial after the other."""
-    found = []
+    """Run a search on this machine and on Ray, and return their trials."""
+    estimators = []
     for backend in ("local", "ray"):
         est = make(logs_dir=str(tmp_path / backend), backend=backend)
-        given = {"validation_data": VALIDATION, "concurrency": 1, **options}
-        est.fit(rows() if data is None else data, **given)
-        found.append(est)
-    local, on_ray = (est.trials() for est in found)
+        arguments = {"validation_data": VALIDATION, "concurrency": 1, **options}
+        est.fit(rows() if data is None else data, **arguments)
+        estimators.append(est)
+    local, on_ray = (est.trials() for est in estimators)
     assert on_ray["status"].tolist() == local["status"].tolist()
     values = [name for name in local if name not in ("status", "seconds", "failure")]
     assert np.allclose(on_ray[values].astype(float), local[values].astype(float), rtol=1e-4)
-    assert found[0].get_best_config() == found[1].get_best_config()
-    return found[1]
+    assert estimators[0].get_best_config() == estimators[1].get_best_config()
+    return estimators[1]
 
 
 @pytest.mark.slow
@@ -63,22 +63,22 @@ def test_keras_models_are_searched(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "metric"), [("Regressor", "rmse"), ("Classifier", "logloss")], ids=str
+    ("task", "metric"), [("Regressor", "rmse"), ("Classifier", "logloss")], ids=str
 )
-def test_models_of_xgboost_are_searched(tmp_path, kind, metric):
+def test_models_of_xgboost_are_searched(tmp_path, task, metric):
     xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: bigdl[xgboost]")
     from bigdl.orca.automl import xgboost as auto
 
     def make(**options):
-        return getattr(auto, f"AutoXGB{kind}")(n_estimators=8, **options)
+        return getattr(auto, f"AutoXGB{task}")(n_estimators=8, **options)
 
-    def of_kind(data):
+    def for_task(data):
         x, y = data
-        return (x, y) if kind == "Regressor" else (x, (y > 0).astype(int))
+        return (x, y) if task == "Regressor" else (x, (y > 0).astype(int))
 
     space = {"max_depth": hp.grid_search([1, 3]), "lr": 0.3}
-    data = {"data": of_kind(rows()), "validation_data": of_kind(VALIDATION)}
+    data = {"data": for_task(rows()), "validation_data": for_task(VALIDATION)}
     est = both(make, tmp_path, search_space=space, epochs=2, **data)
     assert metric in est.trials()
-    assert isinstance(est.get_best_model(), getattr(xgboost, f"XGB{kind}"))
+    assert isinstance(est.get_best_model(), getattr(xgboost, f"XGB{task}"))
     assert est.get_best_model().get_booster().num_boosted_rounds() == 8

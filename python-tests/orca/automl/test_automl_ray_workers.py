@@ -1,4 +1,4 @@
-"""Trials of several workers on Ray: they find what one worker finds."""
+"""Test trials with several workers on Ray against trials with one worker."""
 
 import os
 import signal
@@ -27,13 +27,13 @@ def on_ray():
 
 
 def shared(logs_dir, **parts):
-    """A search whose trials have two workers each."""
+    """Return a search whose trials have two workers each."""
     return search(logs_dir, backend="ray", workers_per_trial=2, **parts)
 
 
 @pytest.mark.slow
 def test_two_workers_find_what_one_worker_finds(tmp_path):
-    """Also with a last batch that has one row, which one of them does not see."""
+    """Include a last batch of one row, which only one worker sees."""
     data = rows(161)
     one = fit(search(tmp_path / "one"), data, validation_data=VALIDATION)
     two = fit(shared(tmp_path / "two"), data, validation_data=VALIDATION)
@@ -46,7 +46,7 @@ def test_two_workers_find_what_one_worker_finds(tmp_path):
 
 @pytest.mark.slow
 def test_a_loss_counts_as_in_one_worker(tmp_path):
-    """Losses that are means over the rows, over the weights of their classes, and sums."""
+    """Use losses that are means over rows, means weighted by class, and sums."""
     from torch.nn import CrossEntropyLoss
 
     losses = {
@@ -82,7 +82,7 @@ def test_a_loss_counts_as_in_one_worker(tmp_path):
 
 @pytest.mark.slow
 def test_loaders_are_shared_batch_by_batch(tmp_path):
-    """A loader that shuffles does so alike in all workers, whose own random numbers differ."""
+    """Check that all workers shuffle a loader alike, although their random numbers differ."""
 
     def loader(count, seed, shuffle):
         def make(config):
@@ -101,7 +101,7 @@ def test_loaders_are_shared_batch_by_batch(tmp_path):
 
 @pytest.mark.slow
 def test_statistics_of_batches_and_dropout_are_those_of_all_workers(tmp_path):
-    """They are not those of one worker to the last digit, but one model is trained."""
+    """Check that all workers train one model; it differs from one worker's by rounding."""
 
     def normal(config):
         import torch
@@ -112,7 +112,7 @@ def test_statistics_of_batches_and_dropout_are_those_of_all_workers(tmp_path):
     data, options = rows(400), {"n_sampling": 1, "search_space": {"lr": 0.02}, "epochs": 4}
     est = fit(shared(tmp_path, model_creator=normal), data, validation_data=VALIDATION, **options)
     table = est.trials()
-    assert table["mse"][0] < 2.0  # that of the mean is 5
+    assert table["mse"][0] < 2.0  # the mean's is 5
     best = est.get_best_model()
     assert mse(best, VALIDATION) == pytest.approx(table["mse"][0], rel=1e-5)
     assert int(best[1].num_batches_tracked) <= 4 * 13
@@ -121,7 +121,7 @@ def test_statistics_of_batches_and_dropout_are_those_of_all_workers(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_workers_train_the_keras_model_of_one(tmp_path):
-    """From arrays and from datasets, also a last batch of one row, and layers that draw."""
+    """Train on arrays and on datasets, with a last batch of one row and with random layers."""
     pytest.importorskip("keras", reason="Keras is not installed: pip install 'bigdl[tf]'")
     tf = pytest.importorskip("tensorflow")
     from bigdl.orca.automl.auto_estimator import AutoEstimator
@@ -141,18 +141,18 @@ def test_two_workers_train_the_keras_model_of_one(tmp_path):
     def dataset(count, seed):
         return lambda config: tf.data.Dataset.from_tensor_slices(rows(count, seed)).batch(32)
 
-    def found(folder, data, validation, kinds, **where):
+    def searched(folder, data, validation, model_types, **where):
         est = AutoEstimator.from_keras(model_creator=creator, logs_dir=str(folder), **where)
-        space = {"kind": hp.grid_search(kinds), "shuffle": False}
+        space = {"kind": hp.grid_search(model_types), "shuffle": False}
         options = {"metric": ["mse", "mae"], "concurrency": 1, "epochs": 2}
         est.fit(data, validation_data=validation, search_space=space, **options)
         return est
 
     two = {"backend": "ray", "workers_per_trial": 2}
     arrays, made = (rows(161), VALIDATION), (dataset(161, 0), dataset(61, 1))
-    one = found(tmp_path / "one", *arrays, ["mean", "sum"], backend="local").trials()
-    est = found(tmp_path / "arrays", *arrays, ["mean", "sum", "draws"], **two)
-    of_datasets = found(tmp_path / "datasets", *made, ["mean"], **two).trials()
+    one = searched(tmp_path / "one", *arrays, ["mean", "sum"], backend="local").trials()
+    est = searched(tmp_path / "arrays", *arrays, ["mean", "sum", "draws"], **two)
+    of_datasets = searched(tmp_path / "datasets", *made, ["mean"], **two).trials()
     metrics = ["mse", "mae"]
     assert np.allclose(est.trials()[metrics][:2], one[metrics], rtol=1e-4)
     assert np.allclose(of_datasets[metrics], one[metrics][:1], rtol=1e-4)

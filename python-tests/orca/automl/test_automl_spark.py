@@ -1,4 +1,4 @@
-"""AutoEstimator on what Spark has: the rows of DataFrames, XShards and files, on either backend."""
+"""Test AutoEstimator on Spark DataFrames, XShards and files, on both backends."""
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,7 @@ def expected(tmp_path_factory):
 
 
 def table(x, y):
-    """Rows in an order of their own."""
+    """Return rows in shuffled order."""
     return pd.DataFrame({"i": np.arange(len(y)), "x": [row.tolist() for row in x], "y": y})
 
 

@@ -1,4 +1,4 @@
-"""What AutoEstimator refuses, each in one sentence."""
+"""Test the error messages of AutoEstimator for wrong inputs."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""AutoXGBClassifier and AutoXGBRegressor: metrics, data and the model that comes back."""
+"""Test metrics, data and best models of AutoXGBClassifier and AutoXGBRegressor."""
 
 import numpy as np
 import pandas as pd
@@ -36,8 +36,8 @@ def classes(count=300, of=2, seed=0):
 
 def fit(make, tmp_path, data, validation, **options):
     est = make(logs_dir=str(tmp_path), n_estimators=8, backend="local")
-    given = {"search_space": SPACE, "concurrency": 1, "validation_data": validation, **options}
-    est.fit(data, **given)
+    arguments = {"search_space": SPACE, "concurrency": 1, "validation_data": validation, **options}
+    est.fit(data, **arguments)
     return est
 
 
@@ -46,8 +46,8 @@ def test_the_best_regressor_has_the_default_metric_rmse(tmp_path):
     est = fit(AutoXGBRegressor, tmp_path, numbers(), validation)
     best = est.get_best_model()
     assert isinstance(best, xgboost.XGBRegressor)
-    found = sklearn_metrics.root_mean_squared_error(validation[1], best.predict(validation[0]))
-    assert est.trials()["rmse"].min() == pytest.approx(found, rel=1e-5)
+    metric = sklearn_metrics.root_mean_squared_error(validation[1], best.predict(validation[0]))
+    assert est.trials()["rmse"].min() == pytest.approx(metric, rel=1e-5)
     assert est.get_best_config() == {"max_depth": 3}
     assert (best.max_depth, best.n_estimators) == (3, 8)
 
@@ -58,8 +58,8 @@ def test_the_best_classifier_has_the_default_metric_logloss(tmp_path, of):
     est = fit(AutoXGBClassifier, tmp_path, classes(of=of), validation)
     best = est.get_best_model()
     assert isinstance(best, xgboost.XGBClassifier)
-    found = sklearn_metrics.log_loss(validation[1], best.predict_proba(validation[0]))
-    assert est.trials()["logloss"].min() == pytest.approx(found, rel=1e-4)
+    metric = sklearn_metrics.log_loss(validation[1], best.predict_proba(validation[0]))
+    assert est.trials()["logloss"].min() == pytest.approx(metric, rel=1e-4)
     assert set(best.predict(validation[0])) <= set(range(of))
 
 
@@ -76,13 +76,13 @@ def test_the_best_classifier_has_the_default_metric_logloss(tmp_path, of):
 def test_classifiers_take_metrics_of_xgboost_and_of_the_evaluator(tmp_path, metric, expected):
     x, y = classes(100, seed=1)
     est = fit(AutoXGBClassifier, tmp_path, classes(), (x, y), metric=metric)
-    figures = [
+    expected_metrics = [
         expected(y, model.predict(x), model.predict_proba(x)[:, 1])
         for model in map(est.get_model, est.trials().index)
     ]
-    assert est.trials()[metric].tolist() == pytest.approx(figures, rel=1e-5)
+    assert est.trials()[metric].tolist() == pytest.approx(expected_metrics, rel=1e-5)
     best = max if metric in ("auc", "accuracy") else min
-    assert est.get_best_trials()[0][metric] == pytest.approx(best(figures), rel=1e-5)
+    assert est.get_best_trials()[0][metric] == pytest.approx(best(expected_metrics), rel=1e-5)
 
 
 def test_regressors_take_functions_and_several_metrics(tmp_path):
@@ -100,7 +100,7 @@ def test_regressors_take_functions_and_several_metrics(tmp_path):
 
 
 def test_trees_are_grown_in_parts_of_epochs(tmp_path):
-    """Without random parts, three times a third is the whole."""
+    """Check that three thirds equal the whole, without random parts."""
     space = {"max_depth": 3, "subsample": 1, "colsample_bytree": 1}
     validation = numbers(100, 1)
     parts, whole = (
@@ -145,7 +145,7 @@ def test_x_and_y_may_be_a_frame_and_a_series(tmp_path):
 
 
 def test_lr_is_the_learning_rate(tmp_path):
-    found = [
+    etas = [
         fit(
             AutoXGBRegressor,
             tmp_path / name,
@@ -155,8 +155,8 @@ def test_lr_is_the_learning_rate(tmp_path):
         )
         for name in ("lr", "learning_rate")
     ]
-    assert found[0].trials()["rmse"][0] == found[1].trials()["rmse"][0]
-    assert found[0].get_best_model().learning_rate == 0.3
+    assert etas[0].trials()["rmse"][0] == etas[1].trials()["rmse"][0]
+    assert etas[0].get_best_model().learning_rate == 0.3
 
 
 @pytest.mark.parametrize(
@@ -217,10 +217,10 @@ def test_nulls_are_missing_values_from_frames_files_spark_and_shards(tmp_path, o
     objects = frame.assign(b=frame["b"].astype(object).where(frame["b"].notna(), None))
     shards = SparkXShards(orca_spark.sparkContext.parallelize([objects], 1))
     scores = [
-        fit(AutoXGBRegressor, tmp_path / str(place), data, data, **FRAME_OPTIONS)
+        fit(AutoXGBRegressor, tmp_path / str(i), data, data, **FRAME_OPTIONS)
         .trials()["rmse"]
         .tolist()
-        for place, data in enumerate([frame, objects, path, orca_spark.read.parquet(path), shards])
+        for i, data in enumerate([frame, objects, path, orca_spark.read.parquet(path), shards])
     ]
     pair, space = (frame[["a", "b"]], frame["y"]), FRAME_OPTIONS["search_space"]
     est = fit(AutoXGBRegressor, tmp_path / "pair", pair, pair, search_space=space)
@@ -264,7 +264,7 @@ def test_functions_of_the_configuration_make_the_data(tmp_path):
 
 
 def with_categories(count=200, seed=0):
-    """The target depends on the letter in no order; every seventh letter is missing."""
+    """Return rows whose target depends on an unordered letter; every seventh one is missing."""
     rng = np.random.default_rng(seed)
     frame = pd.DataFrame({"n": rng.random(count), "c": rng.choice(list("badc"), count)})
     frame["y"] = frame["c"].map({"a": 9.0, "b": 0.0, "c": 7.0, "d": 1.0}) + frame["n"]
@@ -281,7 +281,7 @@ CATEGORY_OPTIONS = {
 def test_categories_of_frames_reach_xgboost_as_categories(tmp_path):
     data = with_categories()
     validation = with_categories(80, 1)
-    # equal values by other codes
+    # equal values with other codes
     validation["c"] = validation["c"].cat.set_categories(["d", "c", "a", "b"])
     est = fit(AutoXGBRegressor, tmp_path, data, validation, epochs=2, **CATEGORY_OPTIONS)
     best = est.get_best_model()
@@ -300,25 +300,25 @@ def test_categories_of_frames_reach_xgboost_as_categories(tmp_path):
 
 
 def test_categories_of_numbers_are_categories_in_x_and_y_and_in_dicts(tmp_path):
-    """Numbers in no order, with early stopping, cells of arrays and numbers that may be missing."""
+    """Use unordered numbers with early stopping, array cells and missing numbers."""
     frame = with_categories()
     frame["c"] = frame["c"].cat.rename_categories([30, 10, 40, 20])
     frame["n"] = (frame["n"] * 9).round().astype("Int64").mask(frame.index % 5 == 0)
     x, y = frame[["c", "n"]], frame["y"] > 4
     names = {"feature_cols": ["c", "n"], "label_cols": ["y"]}
     scores = []
-    for place, (data, options) in enumerate(
+    for position, (data, options) in enumerate(
         [((x, y), {}), (dict(frame.assign(y=y)), names), (lambda config: (x, y), {})]
     ):
         est = AutoXGBClassifier(
-            str(tmp_path / str(place)), backend="local", n_estimators=8, early_stopping_rounds=4
+            str(tmp_path / str(position)), backend="local", n_estimators=8, early_stopping_rounds=4
         )
-        given = {**options, "search_space": {"max_depth": 2}, "concurrency": 1}
+        arguments = {**options, "search_space": {"max_depth": 2}, "concurrency": 1}
         est.fit(
             data,
             validation_data=data,
             metric=["logloss", "accuracy"],
-            **given,
+            **arguments,
             metric_mode=["min", "max"],
         )
         assert est.get_model(0).get_booster().feature_types[0] == "c"

@@ -1,4 +1,4 @@
-"""The archive of Spark's classes, and the daemon that forks Spark's Python workers."""
+"""Test the archive of Spark's classes, and the daemon that forks Spark's Python workers."""
 
 import io
 import os
@@ -26,7 +26,7 @@ stop_orca_context()
 
 @pytest.fixture
 def java_home(tmp_path, monkeypatch):
-    """The home of a Java, on a machine that has not been prepared."""
+    """Return the home of a Java, on a machine without a class archive."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return find_java().home
 
@@ -39,7 +39,7 @@ def test_there_is_no_archive_until_it_is_made(java_home, tmp_path):
     archive.write_bytes(b"")
     os.utime(archive, (0, 0))
     assert f"-XX:SharedArchiveFile={archive} " in class_archive.archive_options(java_home)
-    assert archive.stat().st_mtime > time.time() - 60  # it counts as used
+    assert archive.stat().st_mtime > time.time() - 60  # marks it as used
 
 
 def test_another_spark_has_another_archive(java_home, tmp_path, monkeypatch):
@@ -48,7 +48,7 @@ def test_another_spark_has_another_archive(java_home, tmp_path, monkeypatch):
     monkeypatch.setattr(class_archive, "spark_home", lambda: str(tmp_path / "spark"))
     there = class_archive.class_archive(java_home)
     assert there != here
-    os.utime(tmp_path / "spark" / "jars", (0, 0))  # a JAR came or went
+    os.utime(tmp_path / "spark" / "jars", (0, 0))  # a JAR was added or removed
     assert class_archive.class_archive(java_home) not in (here, there)
 
 
@@ -67,7 +67,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_is_told_once_of_the_archive(java_home, monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     class_archive.suggest_archive(java_home)
-    assert sys.stderr.getvalue() == ""  # a log, say: nobody watches
+    assert sys.stderr.getvalue() == ""  # output to a log, not a terminal
     monkeypatch.setattr(sys, "stderr", Terminal())
     class_archive.suggest_archive(java_home)
     class_archive.suggest_archive(java_home)
@@ -117,11 +117,11 @@ def test_spark_starts_from_the_archive(java_home, tmp_path):
 def test_workers_come_from_a_daemon_that_has_imported_for_them(orca_spark):
     def look(_):
         main = sys.modules["__main__"]
-        time.sleep(0.5)  # so that both partitions need a worker of their own
+        time.sleep(0.5)  # so that each partition needs its own worker
         yield main.__spec__.name, "pyarrow" in sys.modules, os.getpid(), float(np.random.random())
 
-    found = orca_spark.sparkContext.range(2, numSlices=2).mapPartitions(look).collect()
-    names, has_imported, pids, numbers = zip(*found, strict=True)
+    workers = orca_spark.sparkContext.range(2, numSlices=2).mapPartitions(look).collect()
+    names, has_imported, pids, numbers = zip(*workers, strict=True)
     assert set(names) == {"bigdl.orca.cluster.python_daemon"}
     assert all(has_imported)
     assert len(set(pids)) == len(set(numbers)) == 2

@@ -1,4 +1,4 @@
-"""From arguments to Spark's configuration, for every cluster mode; nothing is started here."""
+"""Test the conversion of arguments to Spark's configuration in each mode, without starting any."""
 
 import contextlib
 import itertools
@@ -48,7 +48,7 @@ MODES = (
     "k8s-cluster",
     "standalone",
 )
-# What each family cannot do without.
+# Required arguments of each family.
 NEEDED = {
     "yarn": {},
     "k8s": {"master": "k8s://https://api:6443", "container_image": "bigdl:3"},
@@ -72,9 +72,9 @@ def made(mode, machine=MACHINE, conf=None, **options):
     return submission(request, machine)
 
 
-def told(found):
-    """What the command says, as far as it says properties."""
-    command = found.command
+def conf_of(submission):
+    """Return the properties in the command of a submission."""
+    command = submission.command
     pairs = [b for a, b in itertools.pairwise(command) if a == "--conf"]
     return dict(pair.split("=", 1) for pair in pairs)
 
@@ -89,7 +89,7 @@ def no_context(monkeypatch):
 def closed_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]  # bound, but nobody listens
+        yield taken.getsockname()[1]  # bound, but not listening
 
 
 # The configuration -------------------------------------------------------------------------------
@@ -97,26 +97,26 @@ def closed_port():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_asks_for_the_executors_of_its_arguments(mode):
-    found = made(mode).properties
-    assert found["spark.executor.instances"] == "4"
-    assert found["spark.executor.cores"] == "3"
-    assert found["spark.executor.memory"] == "5g"
-    assert (found["spark.driver.cores"], found["spark.driver.memory"]) == ("4", "2g")
-    assert found["spark.dynamicAllocation.enabled"] == "false"
-    assert found["spark.scheduler.minRegisteredResourcesRatio"] == "1.0"
-    # the folder of a container may be too long for the path of a socket
-    assert not any("unix.domain.socket" in name for name in found)
+    properties = made(mode).properties
+    assert properties["spark.executor.instances"] == "4"
+    assert properties["spark.executor.cores"] == "3"
+    assert properties["spark.executor.memory"] == "5g"
+    assert (properties["spark.driver.cores"], properties["spark.driver.memory"]) == ("4", "2g")
+    assert properties["spark.dynamicAllocation.enabled"] == "false"
+    assert properties["spark.scheduler.minRegisteredResourcesRatio"] == "1.0"
+    # a container's folder may be too long for a socket path
+    assert not any("unix.domain.socket" in name for name in properties)
     deploy = "cluster" if mode.endswith("-cluster") else "client"
-    assert found["spark.submit.deployMode"] == deploy
+    assert properties["spark.submit.deployMode"] == deploy
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_users_conf_wins_in_every_mode(mode):
-    own = {"spark.executor.memory": "9g", "spark.app.name": "mine", "a": "b=c"}
-    found = made(mode, conf=own)
-    assert found.properties.items() >= own.items()
-    if found.command:
-        assert told(found).items() >= own.items()
+    user_conf = {"spark.executor.memory": "9g", "spark.app.name": "mine", "a": "b=c"}
+    submission = made(mode, conf=user_conf)
+    assert submission.properties.items() >= user_conf.items()
+    if submission.command:
+        assert conf_of(submission).items() >= user_conf.items()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -153,7 +153,7 @@ def test_every_option_that_a_family_takes_changes_something(mode):
         "spark_yarn_archive": "hdfs:///spark.zip",
     }
     family = submit.family(mode)
-    # These two are looked at before: what is packed, and how an own cluster starts.
+    # Read earlier: packing of the environment, and the start of a local cluster.
     taken = {n for n, (families, _) in arguments.CLUSTER_OPTIONS.items() if family in families}
     for name in taken - {"conda_name", "enable_numa_binding"}:
         assert made(mode, **{name: values[name]}) != made(mode), name
@@ -161,15 +161,17 @@ def test_every_option_that_a_family_takes_changes_something(mode):
 
 @pytest.mark.parametrize("mode", ["yarn", "yarn-client", "yarn-cluster"])
 def test_yarn_ships_the_environment_and_its_python(mode):
-    found = made(mode, additional_archive="/data/more.zip#more", spark_yarn_archive="hdfs:///s.zip")
-    archives = found.properties["spark.yarn.dist.archives"].split(",")
+    submission = made(
+        mode, additional_archive="/data/more.zip#more", spark_yarn_archive="hdfs:///s.zip"
+    )
+    archives = submission.properties["spark.yarn.dist.archives"].split(",")
     assert archives == ["/cache/env.tar.gz#python_env", "/data/more.zip#more"]
-    assert found.properties["spark.yarn.archive"] == "hdfs:///s.zip"
-    assert found.properties["spark.master"] == "yarn"
-    assert found.environment["PYSPARK_PYTHON"] == "python_env/bin/python"
-    assert found.environment["HADOOP_CONF_DIR"] == "/etc/hadoop"
-    given = made(mode, penv_archive="hdfs:///e.tar.gz").properties["spark.yarn.dist.archives"]
-    assert given == "hdfs:///e.tar.gz#python_env"
+    assert submission.properties["spark.yarn.archive"] == "hdfs:///s.zip"
+    assert submission.properties["spark.master"] == "yarn"
+    assert submission.environment["PYSPARK_PYTHON"] == "python_env/bin/python"
+    assert submission.environment["HADOOP_CONF_DIR"] == "/etc/hadoop"
+    archive = made(mode, penv_archive="hdfs:///e.tar.gz").properties["spark.yarn.dist.archives"]
+    assert archive == "hdfs:///e.tar.gz#python_env"
     assert ContextRequest(mode).packs_environment
     assert not ContextRequest(mode, options={"penv_archive": "e"}).packs_environment
     assert not ContextRequest(mode, conf={"spark.pyspark.python": "/p"}).packs_environment
@@ -193,14 +195,14 @@ def test_yarn_takes_the_user_from_the_argument_then_the_environment():
     ],
 )
 def test_a_cluster_mode_runs_the_program_again(mode, marker):
-    found = made(mode)
+    submission = made(mode)
     master = NEEDED[submit.family(mode)].get("master", "yarn")
     head = ("/opt/spark/bin/spark-submit", "--master", master, "--deploy-mode", "cluster")
-    assert found.command[:5] == head
+    assert submission.command[:5] == head
     script = os.path.abspath("train.py")
     prefix = "local://" if mode == "k8s-cluster" else ""
-    assert found.command[-3:] == (prefix + script, "--epochs", "3 4")
-    assert told(found)[marker] == "True"
+    assert submission.command[-3:] == (prefix + script, "--epochs", "3 4")
+    assert conf_of(submission)[marker] == "True"
     name = marker.rpartition(".")[2]
     assert submit.is_inside(mode, {name: "True"})
     assert not submit.is_inside(mode, {})
@@ -209,10 +211,10 @@ def test_a_cluster_mode_runs_the_program_again(mode, marker):
 
 def test_yarn_cluster_gives_its_python_and_modules_to_the_driver():
     machine = Machine(environ=MACHINE.environ, program=("/a/t.py",), modules="/tmp/m.zip")
-    found = made("yarn-cluster", machine, penv_archive="/e.tar.gz", extra_python_lib="x.py")
-    assert told(found)["spark.submit.pyFiles"] == "x.py,/tmp/m.zip"
-    assert told(found)["spark.yarn.appMasterEnv.PYSPARK_PYTHON"] == "python_env/bin/python"
-    assert told(found)["spark.pyspark.python"] == "python_env/bin/python"
+    submission = made("yarn-cluster", machine, penv_archive="/e.tar.gz", extra_python_lib="x.py")
+    assert conf_of(submission)["spark.submit.pyFiles"] == "x.py,/tmp/m.zip"
+    assert conf_of(submission)["spark.yarn.appMasterEnv.PYSPARK_PYTHON"] == "python_env/bin/python"
+    assert conf_of(submission)["spark.pyspark.python"] == "python_env/bin/python"
 
 
 @pytest.mark.parametrize("program", [("",), ("-c",), ("/env/bin/ipykernel_launcher",)])
@@ -232,10 +234,10 @@ def test_a_script_that_the_cluster_can_upload_is_not_expected_in_the_image():
 def test_pods_satisfy_the_restricted_standard_unless_a_template_says_otherwise():
     name = "spark.kubernetes.{}.podTemplateFile".format
     for mode, roles in (("k8s-client", ["executor"]), ("k8s-cluster", ["driver", "executor"])):
-        found = made(mode).properties
-        assert [role for role in ("driver", "executor") if name(role) in found] == roles
+        properties = made(mode).properties
+        assert [role for role in ("driver", "executor") if name(role) in properties] == roles
         for role in roles:
-            assert "runAsNonRoot: true" in Path(found[name(role)]).read_text()
+            assert "runAsNonRoot: true" in Path(properties[name(role)]).read_text()
     mine = made("k8s-cluster", conf={name("executor"): "/code/pod.yaml"}).properties
     assert mine[name("executor")] == "/code/pod.yaml"
     administrators = Machine(environ={}, defaults=frozenset({name("executor")}))
@@ -266,14 +268,14 @@ def test_an_image_of_root_is_named_with_what_to_do():
 
 
 def test_kubernetes_runs_the_python_of_the_image_or_of_the_archive():
-    found = made("k8s-client")
-    assert found.properties["spark.kubernetes.container.image"] == "bigdl:3"
-    assert found.properties["spark.driver.host"] == "10.0.0.5"
-    assert found.environment["PYSPARK_PYTHON"] == "python3"
+    submission = made("k8s-client")
+    assert submission.properties["spark.kubernetes.container.image"] == "bigdl:3"
+    assert submission.properties["spark.driver.host"] == "10.0.0.5"
+    assert submission.environment["PYSPARK_PYTHON"] == "python3"
     assert made("k8s", python_location="/p/python").environment["PYSPARK_PYTHON"] == "/p/python"
     packed = made("k8s-cluster", penv_archive="local:///envs/e.tar.gz")
-    assert told(packed)["spark.archives"] == "local:///envs/e.tar.gz#python_env"
-    assert told(packed)["spark.pyspark.python"] == "./python_env/bin/python"
+    assert conf_of(packed)["spark.archives"] == "local:///envs/e.tar.gz#python_env"
+    assert conf_of(packed)["spark.pyspark.python"] == "./python_env/bin/python"
 
 
 @pytest.mark.parametrize(
@@ -297,10 +299,10 @@ def test_executors_of_a_cluster_of_ours_keep_temporary_files_in_its_folder():
 
 
 def test_standalone_limits_the_cores_of_the_application():
-    found = made("standalone")
-    assert found.properties["spark.cores.max"] == "12"
-    assert found.properties["spark.master"] == "spark://boss:7077"
-    assert found.environment["PYSPARK_PYTHON"] == "/opt/env/bin/python"
+    submission = made("standalone")
+    assert submission.properties["spark.cores.max"] == "12"
+    assert submission.properties["spark.master"] == "spark://boss:7077"
+    assert submission.environment["PYSPARK_PYTHON"] == "/opt/env/bin/python"
 
 
 # Arguments ---------------------------------------------------------------------------------------
@@ -329,10 +331,10 @@ def test_a_wrong_option_is_one_clear_sentence(no_context, mode, options, message
 
 
 def test_lists_of_files_may_be_lists():
-    found = arguments.check_cluster_options(
+    options = arguments.check_cluster_options(
         "yarn", {"jars": ["a.jar", "b.jar"], "extra_python_lib": ("x.py",), "master": "ignored"}
     )
-    assert found == {"jars": "a.jar,b.jar", "extra_python_lib": "x.py"}
+    assert options == {"jars": "a.jar,b.jar", "extra_python_lib": "x.py"}
 
 
 # What cannot be reached --------------------------------------------------------------------------
@@ -463,7 +465,9 @@ def test_an_environment_is_packed_once_until_it_changes(venv, tmp_path, monkeypa
     os.utime(first, (0, 0))
     second = packed_environment(str(venv), str(cache))
     assert second != first
-    assert [each.name for each in cache.iterdir()] == [os.path.basename(second)]  # the old one went
+    assert [each.name for each in cache.iterdir()] == [
+        os.path.basename(second)
+    ]  # the old one was removed
     (venv / "conda-meta").mkdir()
     (venv / "conda-meta" / "python-3.11.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "conda_pack", packer("conda_pack", packed))
@@ -515,7 +519,7 @@ def test_modules_beside_the_program_and_imported_ones_are_zipped(tmp_path, monke
         "beside/helper.py": "value = 1",
         "beside/package/__init__.py": "",
         "beside/package/inner/deep.py": "value = 2",
-        "beside/data/big.py": "",  # not a package: a folder of something else
+        "beside/data/big.py": "",  # not a package, but another folder
         "beside/table.csv": "1",
         "elsewhere/used_space_xyz/part.py": "value = 3",
         "elsewhere/unused_xyz.py": "",
@@ -549,7 +553,7 @@ def test_modules_beside_the_program_and_imported_ones_are_zipped(tmp_path, monke
     )
     assert done.stdout.split() == [b"3"]
     monkeypatch.setattr(environment, "LARGEST_MODULES", 10)
-    # Only what was imported is left.
+    # Only the imported modules remain.
     assert zip_modules(files[1], [str(beside), str(elsewhere)])
     assert "helper.py" not in zipfile.ZipFile(files[1]).namelist()
     monkeypatch.setattr(environment, "LARGEST_MODULES", 1)
@@ -608,7 +612,7 @@ def test_a_command_gives_its_exit_code_and_its_environment(capfd):
 def test_a_cluster_mode_ends_with_the_exit_code_of_the_command(
     no_context, tmp_path, monkeypatch, capsys
 ):
-    """With stand-ins for ``spark-submit`` and the JVM, and what listens in YARN's place."""
+    """Replace ``spark-submit`` and the JVM by stubs, and YARN by a listening socket."""
     log = "".join(f"line {number}\n" for number in range(100))
     monkeypatch.setattr(launch, "hadoop_jvm", lambda variables: contextlib.nullcontext())
     monkeypatch.setattr(
@@ -618,7 +622,7 @@ def test_a_cluster_mode_ends_with_the_exit_code_of_the_command(
     home = tmp_path / "spark"
     (home / "bin").mkdir(parents=True)
     command = home / "bin" / "spark-submit"
-    command.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/told\nexit 5\n')
+    command.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/arguments\nexit 5\n')
     command.chmod(0o755)
     monkeypatch.setenv("SPARK_HOME", str(home))
     monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "2"])
@@ -634,10 +638,10 @@ def test_a_cluster_mode_ends_with_the_exit_code_of_the_command(
                 conf={"spark.pyspark.python": "/usr/bin/python3"},
             )
     assert end.value.code == 5
-    told = (tmp_path / "told").read_text().splitlines()
-    assert told[:4] == ["--master", "yarn", "--deploy-mode", "cluster"]
-    assert told[-3:] == [os.path.abspath("train.py"), "--epochs", "2"]
-    assert "spark.yarn.archive=hdfs:///kept" in told
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert arguments[:4] == ["--master", "yarn", "--deploy-mode", "cluster"]
+    assert arguments[-3:] == [os.path.abspath("train.py"), "--epochs", "2"]
+    assert "spark.yarn.archive=hdfs:///kept" in arguments
     printed = capsys.readouterr()
     assert printed.out == "there\n"
     assert printed.err == log[log.index("line 80") :]
@@ -684,8 +688,8 @@ def test_functions_of_nncontext_come_down_to_one(calls):
     )
     assert calls[5][1]["enable_numa_binding"] is True
     assert calls[6][1]["num_nodes"] == 5
-    for _, given in calls:
-        arguments.check_names({k: v for k, v in given.items() if k not in arguments_of_init()})
+    for _, keywords in calls:
+        arguments.check_names({k: v for k, v in keywords.items() if k not in arguments_of_init()})
 
 
 def arguments_of_init():
@@ -718,7 +722,7 @@ def test_an_active_context_is_the_one_of_nncontext(orca_spark):
     assert nncontext.init_nncontext("a name") is sc
     assert nncontext.getOrCreateSparkContext() is sc
     assert nncontext.init_spark_conf({"a": True, "b": 2}).get("a") == "true"
-    nncontext.stop_spark_standalone()  # it started none
+    nncontext.stop_spark_standalone()  # it started no context
     assert sc._jsc is not None
     with pytest.raises(UsageError, match="conf must be a SparkConf, a dict"):
         nncontext.init_nncontext(conf=3)

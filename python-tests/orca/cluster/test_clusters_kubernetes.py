@@ -1,4 +1,4 @@
-"""What Spark asks of Kubernetes, of an API server that takes note and makes no pod."""
+"""Test the requests of Spark to Kubernetes, with an API server that records them."""
 
 import json
 import threading
@@ -83,7 +83,7 @@ def test_spark_asks_for_the_executors_of_the_arguments(api_server, tmp_path):
     assert json.loads(out.splitlines()[0]) == [master, "/image/python"]
     pod = json.loads(notes.read_text().splitlines()[0])["spec"]
     (container,) = pod["containers"]
-    # as namespaces of the Pod Security standard "restricted" ask
+    # as namespaces with the Pod Security standard "restricted" require
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

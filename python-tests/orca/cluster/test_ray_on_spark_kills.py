@@ -1,4 +1,4 @@
-"""Ray on a standalone cluster of Spark: what is killed takes its part of Ray with it."""
+"""Test kills of processes of Ray on a standalone Spark cluster."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from test_context import survivors
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
 pytestmark = [pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(600)]
 
-GONE_S = 90  # seconds; on an idle machine it takes less than 15
+GONE_S = 90  # seconds; it takes less than 15 on an idle machine
 
 PROGRAM = f"""
     import json, os, sys, time
@@ -50,7 +50,7 @@ PROGRAM = f"""
 
 
 class Cluster:
-    """The program, which runs until it is told to go on."""
+    """Program with Ray on a Spark cluster; runs until :meth:`go_on` is called."""
 
     def __init__(self, folder):
         self.mark = str(folder)
@@ -72,7 +72,7 @@ class Cluster:
         )
 
     def says(self):
-        """The next line of JSON that the program prints."""
+        """Return the next line of JSON that the program prints."""
         for line in self.process.stdout:
             if line.startswith("["):
                 return json.loads(line)
@@ -85,8 +85,8 @@ class Cluster:
         self.process.stdin.flush()
 
     def processes(self, *words) -> list[psutil.Process]:
-        """Those of the program whose command has all the words."""
-        found = []
+        """Return the program's processes whose command contains all words."""
+        matches = []
         for pid in marked(self.mark):
             try:
                 process = psutil.Process(pid)
@@ -94,8 +94,8 @@ class Cluster:
             except psutil.Error:
                 continue
             if all(word in command for word in words):
-                found.append(process)
-        return found
+                matches.append(process)
+        return matches
 
     def supervisors(self):
         return self.processes("ray-node")
@@ -125,7 +125,7 @@ def test_ray_runs_on_the_executors_and_leaves_nothing(cluster):
 
 @pytest.mark.parametrize(
     ("victim", "nodes_left"),
-    # both executors are of the same worker of Spark, since they are on one machine
+    # both executors belong to one Spark worker, as they are on one machine
     [("executor.CoarseGrainedExecutorBackend", 1), ("deploy.worker.Worker", 0)],
     ids=["executor", "worker"],
 )

@@ -1,4 +1,4 @@
-"""Tasks of Spark that end before they gave all their rows."""
+"""Test Spark tasks that end before they have returned all their rows."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What Orca needs of a Spark, and what it does itself where a Spark is older."""
+"""Test Spark functions that Orca needs, and their replacements for older Spark versions."""
 
 import logging
 import math
@@ -26,8 +26,8 @@ def test_rows_go_to_the_partition_of_their_number_on_every_spark(orca_spark, mon
 
     frame = orca_spark.range(200).withColumn("target", (F.col("id") % 20).cast("int"))
     moved = [versions.by_partition(frame, 7, "target")]
-    kind = type(frame)
-    for each in (each for each in kind.__mro__ if "repartitionById" in vars(each)):
+    frame_type = type(frame)
+    for each in (each for each in frame_type.__mro__ if "repartitionById" in vars(each)):
         monkeypatch.delattr(each, "repartitionById")
     for each in (*moved, versions.by_partition(frame, 7, "target")):
         rows = each.select("target", F.spark_partition_id().alias("place")).collect()
@@ -58,15 +58,16 @@ def test_sets_of_columns_are_grouped_alike_on_every_spark(orca_spark, monkeypatc
     from pyspark.sql import functions as F
 
     frame = orca_spark.range(12).selectExpr("id % 2 as a", "if(id < 4, null, id % 3) as b", "id")
-    sets, figures = [["a"], ["a", "b"], ["b"]], [F.count("id").alias("n"), F.sum("id").alias("s")]
-    grouped = versions.by_sets(frame, ["a", "b"], sets, figures)
+    sets = [["a"], ["a", "b"], ["b"]]
+    aggregates = [F.count("id").alias("n"), F.sum("id").alias("s")]
+    grouped = versions.by_sets(frame, ["a", "b"], sets, aggregates)
     assert grouped.columns == ["a", "b", "source", "n", "s"]
     rows = sorted(map(str, grouped.collect()))
     assert len(rows) == 2 + 8 + 4
-    kind = type(frame)
-    for each in (each for each in kind.__mro__ if "groupingSets" in vars(each)):
+    frame_type = type(frame)
+    for each in (each for each in frame_type.__mro__ if "groupingSets" in vars(each)):
         monkeypatch.delattr(each, "groupingSets")
-    again = versions.by_sets(frame, ["a", "b"], sets, figures)
+    again = versions.by_sets(frame, ["a", "b"], sets, aggregates)
     assert sorted(map(str, again.collect())) == rows
 
 
@@ -116,7 +117,7 @@ def test_errors_of_queries_are_told_by_exceptions_alone(orca_spark):
     from pyspark.sql import functions as F
 
     number = F.lit("17,99").cast("double")
-    if orca_spark.conf.get("spark.sql.ansi.enabled") == "true":  # else it is null
+    if orca_spark.conf.get("spark.sql.ansi.enabled") == "true":  # null otherwise
         with pytest.raises(PySparkException, match="CAST_INVALID_INPUT"):
             orca_spark.range(1).select(number).collect()
     assert not logging.getLogger("DataFrameQueryContextLogger").isEnabledFor(logging.ERROR)
@@ -143,7 +144,7 @@ def test_a_function_of_arrow_tells_nan_from_null(orca_spark):
         2,
     ]
     for name in ("d", "f"):
-        kind = dict(frame.dtypes)[name]
-        same = versions.arrow_udf(lambda values: values, kind)
-        found = [row[0] for row in frame.select(same(F.col(name))).collect()]
-        assert list(map(str, found)) == [str(getattr(row, name)) for row in frame.collect()]
+        data_type = dict(frame.dtypes)[name]
+        same = versions.arrow_udf(lambda values: values, data_type)
+        actual = [row[0] for row in frame.select(same(F.col(name))).collect()]
+        assert list(map(str, actual)) == [str(getattr(row, name)) for row in frame.collect()]

@@ -1,4 +1,4 @@
-"""Files on local and remote storage; the remote one is fsspec's memory."""
+"""Test files on local and remote storage; the remote storage is fsspec's memory."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(params=["local", "file", "memory"])
 def root(request, tmp_path):
-    """An empty directory, on every kind of storage."""
+    """Return an empty directory on local or remote storage."""
     if request.param == "memory":
         import fsspec
 
@@ -30,7 +30,7 @@ def root(request, tmp_path):
 
 @pytest.fixture
 def tree(tmp_path_factory):
-    """A local directory: a/b/c.txt, a/d.txt, e.txt, an empty directory."""
+    """Create a local directory with a/b/c.txt, a/d.txt, e.txt and an empty directory."""
     top = tmp_path_factory.mktemp("tree")
     (top / "a" / "b").mkdir(parents=True)
     (top / "empty").mkdir()
@@ -57,11 +57,11 @@ def test_listing_gives_full_paths_that_can_be_opened(root):
     file.makedirs(f"{root}/one/two")
     for name in ("b.txt", "a.txt"):
         file.write_text(f"{root}/one/{name}", name)
-    found = file.listdir(f"{root}/one/")
-    assert [os.path.basename(p) for p in found] == ["a.txt", "b.txt", "two"]
-    assert [file.open_text(p) for p in found[:2]] == [["a.txt"], ["b.txt"]]
-    assert [file.is_file(p) for p in found] == [True, True, False]
-    assert all(file.exists(p) for p in found)
+    paths = file.listdir(f"{root}/one/")
+    assert [os.path.basename(p) for p in paths] == ["a.txt", "b.txt", "two"]
+    assert [file.open_text(p) for p in paths[:2]] == [["a.txt"], ["b.txt"]]
+    assert [file.is_file(p) for p in paths] == [True, True, False]
+    assert all(file.exists(p) for p in paths)
     assert not file.exists(f"{root}/three")
     with pytest.raises(NotADirectoryError, match="three"):
         file.listdir(f"{root}/three")
@@ -171,7 +171,7 @@ def test_images_keep_their_pixels(root):
 
 
 class Model:
-    """Saves to a local file, or a local directory, as a user's own class would."""
+    """Model that saves itself to a local file or directory, as a user's class may."""
 
     def __init__(self, text="nothing"):
         self.text = text
@@ -262,7 +262,7 @@ def test_the_other_name_of_the_module_has_the_same_functions():
 
 
 def test_hdfs_without_a_client_says_what_it_needs(tmp_path):
-    """In a process of its own: libhdfs looks for Java once."""
+    """Use a new process, because libhdfs searches for Java only once."""
     import subprocess
     import sys
 

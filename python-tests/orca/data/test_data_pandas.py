@@ -1,4 +1,4 @@
-"""read_csv, read_json and read_parquet against pandas, on both backends."""
+"""Test read_csv, read_json and read_parquet against pandas, on both backends."""
 
 import subprocess
 import sys
@@ -90,15 +90,15 @@ def test_arguments_of_read_csv(folder, backend, options):
     expected_options = dict(options)
     squeeze = expected_options.pop("squeeze", False)
     expected = pd.read_csv(path, **expected_options)
-    (found,) = read_csv(path, **options).collect()
+    (frame,) = read_csv(path, **options).collect()
     if options.get("header", 0) is None:
-        assert list(map(str, found)) == ["0", "1"]
-        expected.columns = found.columns
+        assert list(map(str, frame)) == ["0", "1"]
+        expected.columns = frame.columns
     if squeeze:
-        pd.testing.assert_series_equal(found, expected.squeeze("columns"))
+        pd.testing.assert_series_equal(frame, expected.squeeze("columns"))
         return
     is_typed = "dtype" in options and "index_col" not in options
-    assert_frame_equal(found, expected, check_dtype=is_typed, check_index_type=False)
+    assert_frame_equal(frame, expected, check_dtype=is_typed, check_index_type=False)
 
 
 def test_an_empty_file_has_columns_only_by_names(tmp_path, backend):
@@ -149,8 +149,8 @@ def test_too_many_fields_are_seen_whatever_the_options(tmp_path, options):
     (tmp_path / "r.csv").write_text("a,b\n1,2\n3,4,5\n6,7\n".replace(",", sep))
     with pytest.raises(UsageError, match="has 3 fields"):
         read_csv(str(tmp_path / "r.csv"), **options)
-    found = read_csv(str(tmp_path / "r.csv"), mode="DROPMALFORMED", **options)
-    assert rows(found)["a"].astype(int).tolist() == [1, 6]
+    frame = read_csv(str(tmp_path / "r.csv"), mode="DROPMALFORMED", **options)
+    assert rows(frame)["a"].astype(int).tolist() == [1, 6]
 
 
 def test_an_end_of_a_line_within_quotes_needs_an_option_of_spark(tmp_path):
@@ -180,9 +180,9 @@ def test_a_program_may_read_first(folder):
 
 
 def test_a_schema_as_ddl(folder):
-    (found,) = read_csv(str(folder / "a.csv"), header=0, names="p string, q float").collect()
-    assert list(found["p"]) == ["007", "008"]
-    assert found["q"].dtype == np.float32
+    (frame,) = read_csv(str(folder / "a.csv"), header=0, names="p string, q float").collect()
+    assert list(frame["p"]) == ["007", "008"]
+    assert frame["q"].dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -209,18 +209,18 @@ def test_read_csv_on_spark_says_what_is_wrong(folder, options, message):
 
 def test_quotes_separators_and_dates(tmp_path):
     (tmp_path / "q.csv").write_text('a||b||c\n1||"say ""hi"", so"||2020-01-02\n2||||2020-01-03\n')
-    found = rows(read_csv(str(tmp_path / "q.csv"), sep="||"))
-    assert found["b"].tolist()[0] == 'say "hi", so'
-    assert found["b"].isna().tolist() == [False, True]
-    assert found["c"].tolist() == [pd.Timestamp("2020-01-02"), pd.Timestamp("2020-01-03")]
+    frame = rows(read_csv(str(tmp_path / "q.csv"), sep="||"))
+    assert frame["b"].tolist()[0] == 'say "hi", so'
+    assert frame["b"].isna().tolist() == [False, True]
+    assert frame["c"].tolist() == [pd.Timestamp("2020-01-02"), pd.Timestamp("2020-01-03")]
 
 
 def test_columns_of_files_that_differ_in_order_are_joined_by_name(tmp_path, backend):
     (tmp_path / "a.csv").write_text("a,b\n1,x\n2,y\n")
     (tmp_path / "b.csv").write_text("b,a\nz,3\n")
-    found = rows(read_csv(str(tmp_path))).sort_values("a", ignore_index=True)
-    assert found.to_dict("list") == {"a": [1, 2, 3], "b": ["x", "y", "z"]}
-    assert found["a"].dtype == "int64"
+    frame = rows(read_csv(str(tmp_path))).sort_values("a", ignore_index=True)
+    assert frame.to_dict("list") == {"a": [1, 2, 3], "b": ["x", "y", "z"]}
+    assert frame["a"].dtype == "int64"
     chosen = read_csv(str(tmp_path), usecols=["a"], dtype={"a": "float32"})
     assert sorted(rows(chosen)["a"]) == [1, 2, 3]
 
@@ -236,8 +236,8 @@ def test_a_file_of_other_columns_is_named(tmp_path):
 @pytest.mark.parametrize("encoding", ["utf8", "utf-8-sig", "latin1", "ISO-8859-1"])
 def test_encodings_have_pythons_names(tmp_path, encoding):
     (tmp_path / "a.csv").write_bytes("stadt,n\nköln,1\n".encode(encoding))
-    found = rows(read_csv(str(tmp_path / "a.csv"), encoding=encoding))
-    assert found.to_dict("list") == {"stadt": ["köln"], "n": [1]}
+    frame = rows(read_csv(str(tmp_path / "a.csv"), encoding=encoding))
+    assert frame.to_dict("list") == {"stadt": ["köln"], "n": [1]}
 
 
 def test_an_encoding_that_spark_does_not_have_names_the_backend_that_does(tmp_path):
@@ -256,18 +256,21 @@ def test_inferred_whole_numbers_are_int64_as_in_pandas(tmp_path):
         tmp_path / "p", partition_cols=["k"]
     )
     types = rows(read_parquet(str(tmp_path / "p"))).dtypes.astype(str).to_dict()
-    assert types == {"v": "int32", "k": "int64"}  # int32 was written, the folders' names inferred
+    assert types == {
+        "v": "int32",
+        "k": "int64",
+    }  # int32 was written; the types of the folder names are inferred
 
 
 def test_json_takes_names_usecols_and_dtype_in_the_order_of_the_first_record(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{"user": 1, "item": 2, "x": 0.5}\n{"user": 3, "item": 4, "x": null}\n')
     assert list(rows(read_json(str(path))).columns) == ["user", "item", "x"]
-    found = rows(
+    frame = rows(
         read_json(str(path), names=["u", "i", "r"], usecols=["u", "i"], dtype={"i": "float32"})
     )
-    assert found.dtypes.astype(str).to_dict() == {"u": "int64", "i": "float32"}
-    assert found.to_dict("list") == {"u": [1, 3], "i": [2.0, 4.0]}
+    assert frame.dtypes.astype(str).to_dict() == {"u": "int64", "i": "float32"}
+    assert frame.to_dict("list") == {"u": [1, 3], "i": [2.0, 4.0]}
     with pytest.raises(UsageError, match="usecols do not match"):
         read_json(str(path), usecols=["z"])
 
@@ -287,8 +290,8 @@ def test_a_missing_path(tmp_path, backend):
 
 def test_a_file_without_rows_is_one_empty_shard(tmp_path, backend):
     (tmp_path / "e.csv").write_text("a,b\n")
-    (found,) = read_csv(str(tmp_path / "e.csv")).collect()
-    assert (list(found), len(found)) == (["a", "b"], 0)
+    (frame,) = read_csv(str(tmp_path / "e.csv")).collect()
+    assert (list(frame), len(frame)) == (["a", "b"], 0)
 
 
 def test_json(tmp_path, backend):
@@ -307,7 +310,7 @@ def test_parquet(tmp_path, backend):
 
 
 def test_a_remote_url_is_read_by_the_workers(orca_spark, tmp_path):
-    # a storage that every process of this machine sees, under a scheme that is not local
+    # storage that all processes of this machine can access, with a remote scheme
     pd.DataFrame({"a": [1, 2]}).to_csv(tmp_path / "f.csv", index=False)
     OrcaContext.pandas_read_backend = "pandas"
     try:

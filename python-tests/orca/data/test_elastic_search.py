@@ -1,4 +1,4 @@
-"""Indices of Elasticsearch as DataFrames and RDDs, and back, by the official client.
+"""Test Elasticsearch indices as DataFrames and RDDs, and writes, with the official client.
 
 The server is one of the helpers that answers the client's own requests as Elasticsearch does.
 """
@@ -74,7 +74,7 @@ def test_every_document_is_read_once_by_slices_of_one_point_in_time(server, conf
     assert sorted(row.year for row in frame.collect()) == list(range(1900, 1925))
     assert sum(path == "/films/_pit" for _, path, _ in server.requests) == 1
     server.indices["films"]["documents"].clear()
-    assert frame.count() == 25  # of the moment of the call, however often it is computed
+    assert frame.count() == 25  # as of the call, even if computed repeatedly
 
 
 def test_there_is_a_partition_for_each_core_unless_documents_are_fewer(server, config, orca_spark):
@@ -87,7 +87,7 @@ def test_there_is_a_partition_for_each_core_unless_documents_are_fewer(server, c
 
 
 def test_the_schema_is_that_of_the_mapping(config):
-    frame = elastic_search.read_df(config, "films/film")  # with a type, as programs for 2.x have it
+    frame = elastic_search.read_df(config, "films/film")  # with a type, as in programs for 2.x
     assert frame.schema.simpleString() == (
         "struct<title:string,year:int,score:float,seen:boolean,shown:timestamp,at:string,"
         "studio:struct<name:string,staff:bigint>,roles:array<struct<actor:string>>>"

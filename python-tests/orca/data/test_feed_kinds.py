@@ -1,4 +1,4 @@
-"""Every kind of input through fit, evaluate and predict on a local Spark."""
+"""Test fit, evaluate and predict with each input type on a local Spark."""
 
 import sys
 
@@ -44,7 +44,7 @@ def frame():
 
 
 def pandas_shards(spark):
-    """Uneven shards, one of them empty, in fewer partitions than workers."""
+    """Return uneven shards, one of them empty, in fewer partitions than workers."""
     pieces = [frame()[:0], frame()[:17], frame()[17:]]
     return SparkXShards(spark.sparkContext.parallelize(pieces, 1))
 
@@ -54,7 +54,7 @@ def parquet(spark, folder):
     return str(folder / "a.parquet")
 
 
-KINDS = {
+INPUTS = {
     "arrays": lambda spark, folder: ((X, Y), {}),
     "a dict": lambda spark, folder: ({"x": [X], "y": Y}, {}),
     "a dict of columns": lambda spark, folder: (TABLE, COLUMNS),
@@ -97,11 +97,11 @@ def squared(model, batch):
 
 
 @pytest.mark.slow_cases("XShards")
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_trains_like_one_process(orca_spark, tmp_path, kind):
-    data, options = KINDS[kind](orca_spark, tmp_path)
-    # where the workers take rows in turn, their batches are those of one process
-    batch_size = 5 if kind in IN_ORDER else ROWS
+@pytest.mark.parametrize("input_type", INPUTS)
+def test_every_kind_trains_like_one_process(orca_spark, tmp_path, input_type):
+    data, options = INPUTS[input_type](orca_spark, tmp_path)
+    # if the workers take rows in turn, their batches equal those of one process
+    batch_size = 5 if input_type in IN_ORDER else ROWS
     table = [{"x": X, "y": Y}]
     expected, means = train_alone(
         net(), sgd, squared, table, epochs=2, batch_size=batch_size, seed=0, shuffle=False
@@ -113,9 +113,9 @@ def test_every_kind_trains_like_one_process(orca_spark, tmp_path, kind):
     with torch.no_grad():
         loss = squared(expected, {"x": torch.tensor(X), "y": torch.tensor(Y)}).item()
     assert (stats[-1]["val_loss"], stats[-1]["val_num_samples"]) == (pytest.approx(loss), ROWS)
-    if kind in ("a loader", "XShards"):
-        found = est.evaluate(data, batch_size=6, **options)
-        assert (found["val_loss"], found["num_samples"]) == (pytest.approx(loss), ROWS)
+    if input_type in ("a loader", "XShards"):
+        metrics = est.evaluate(data, batch_size=6, **options)
+        assert (metrics["val_loss"], metrics["num_samples"]) == (pytest.approx(loss), ROWS)
 
 
 class TestFrame(FeedContract):
@@ -146,9 +146,9 @@ class Stop(Callback):
             raise ValueError("stopped on purpose")
 
 
-@pytest.mark.parametrize("kind", ["a loader that augments", "arrays larger than memory"])
-def test_an_interrupted_run_goes_on_as_if_it_had_not_been(orca_spark, tmp_path, kind):
-    if kind == "arrays larger than memory":
+@pytest.mark.parametrize("input_type", ["a loader that augments", "arrays larger than memory"])
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(orca_spark, tmp_path, input_type):
+    if input_type == "arrays larger than memory":
         data, config = (X, Y), {"shuffle": True, "shuffle_memory": 200}
     else:
         data, config = DataLoader(Samples(noise=1.0), 3, shuffle=True), {}
@@ -160,7 +160,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(orca_spark, tmp_path, 
         estimator(config=config, model_dir=str(tmp_path)).fit(
             data, callbacks=[Stop()], **options, **resumed
         )
-    # a run keeps the windows that it began with, whatever memory there is now
+    # a run keeps its initial windows, regardless of the current memory
     config = {k: v for k, v in config.items() if k != "shuffle_memory"}
     again = estimator(config=config, model_dir=str(tmp_path))
     again.fit(data, **options, **resumed)
@@ -171,7 +171,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(orca_spark, tmp_path, 
 
 
 class Outputs(nn.Module):
-    """A model whose output is a function of its input."""
+    """Model whose output is a function of its input."""
 
     def __init__(self, function):
         super().__init__()
@@ -196,10 +196,10 @@ SUMS = X.astype(np.float32).sum(1)
 def test_shards_are_predicted_lazily_in_their_partitions(orca_spark):
     dicts = predicting(sums).predict(XShards.partition({"x": X, "y": Y}, 3), batch_size=4)
     assert dicts.is_lazy
-    found = dicts.collect()
-    assert [set(shard) for shard in found] == [{"x", "y", "prediction"}] * 3
-    assert np.concatenate([s["prediction"] for s in found]) == pytest.approx(SUMS, abs=1e-6)
-    assert np.array_equal(np.concatenate([s["x"] for s in found]), X)
+    predictions = dicts.collect()
+    assert [set(shard) for shard in predictions] == [{"x", "y", "prediction"}] * 3
+    assert np.concatenate([s["prediction"] for s in predictions]) == pytest.approx(SUMS, abs=1e-6)
+    assert np.array_equal(np.concatenate([s["x"] for s in predictions]), X)
     frames = predicting(sums).predict(pandas_shards(orca_spark), feature_cols="x", batch_size=4)
     assert frames.num_partitions() == 1
     assert [len(f) for f in frames.collect()] == [0, 17, 6]
@@ -213,9 +213,9 @@ def test_arrays_and_frames_are_predicted_in_order(orca_spark):
     assert est.predict(X, batch_size=3) == pytest.approx(SUMS, abs=1e-6)
     assert est.predict({"x": X, "y": Y}) == pytest.approx(SUMS, abs=1e-6)
     frame_ = frame().set_index(pd.Index(range(100, 100 + ROWS)))
-    found = est.predict(frame_, feature_cols="x")
-    assert found.index.equals(frame_.index)
-    assert found["prediction"].to_numpy() == pytest.approx(SUMS, abs=1e-6)
+    predictions = est.predict(frame_, feature_cols="x")
+    assert predictions.index.equals(frame_.index)
+    assert predictions["prediction"].to_numpy() == pytest.approx(SUMS, abs=1e-6)
     assert predicting(lambda x: x.sum(1).squeeze()).predict(X[:1]).shape == (1,)
     with refused("model-output"):
         predicting(lambda x: x.sum()).predict(X)
@@ -233,9 +233,9 @@ def test_outputs_have_the_form_of_the_model(orca_spark):
 
 
 def test_files_are_predicted_by_spark(orca_spark, tmp_path):
-    found = predicting(sums).predict(parquet(orca_spark, tmp_path), feature_cols=["x"])
-    rows = found.collect()
-    assert found.columns == ["x", "y", "prediction"]
+    predictions = predicting(sums).predict(parquet(orca_spark, tmp_path), feature_cols=["x"])
+    rows = predictions.collect()
+    assert predictions.columns == ["x", "y", "prediction"]
     assert [row.prediction for row in rows] == pytest.approx(SUMS, abs=1e-6)
 
 

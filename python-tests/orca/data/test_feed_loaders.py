@@ -1,4 +1,4 @@
-"""DataLoaders shared out among workers: every sample once, and the same batches however loaded."""
+"""Test DataLoaders divided among workers."""
 
 import itertools
 import sys
@@ -29,7 +29,7 @@ ROWS = 23
 
 
 class Samples(Dataset):
-    """Sample i is (i + noise, i)."""
+    """Dataset whose sample i is (i + noise, i)."""
 
     def __init__(self, rows=ROWS, noise=0.0):
         self.rows, self.noise = rows, noise
@@ -51,7 +51,7 @@ def part(loader, rank=0, size=1):
 
 
 def epoch_of(batches, size=4, epoch=0, start=0, announce=True):
-    """The batches of an epoch from position `start` on."""
+    """Return the batches of an epoch, starting at position `start`."""
     ranges = [(a, min(a + size, batches.rows)) for a in range(start, batches.rows, size)]
     order = batches.order(Pass(True, 5, epoch, ranges=lambda: iter(ranges if announce else ())))
     return [batches.batch(*r, order) for r in ranges]
@@ -65,13 +65,13 @@ def ids(batches):
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_every_sample_once_without_padding(size, shuffle):
     loaders = [part(DataLoader(Samples(), 4, shuffle=shuffle), rank, size) for rank in range(size)]
-    found = [ids(epoch_of(loader)) for loader in loaders]
-    assert [len(f) for f in found] == [len(range(r, ROWS, size)) for r in range(size)]
-    assert sorted(itertools.chain(*found)) == list(range(ROWS))
+    batches = [ids(epoch_of(loader)) for loader in loaders]
+    assert [len(f) for f in batches] == [len(range(r, ROWS, size)) for r in range(size)]
+    assert sorted(itertools.chain(*batches)) == list(range(ROWS))
     if not shuffle:
-        assert found == [list(range(r, ROWS, size)) for r in range(size)]
+        assert batches == [list(range(r, ROWS, size)) for r in range(size)]
     elif size < 4:
-        assert ids(epoch_of(loaders[0], epoch=1)) != found[0]
+        assert ids(epoch_of(loaders[0], epoch=1)) != batches[0]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_the_draw_of_a_sampler_is_shared_by_all_workers(sampler):
 
 def test_a_distributed_sampler_gives_way_with_its_padding():
     samplers = [DistributedSampler(Samples(), 2, rank, shuffle=False) for rank in range(2)]
-    found = [
+    batches = [
         ids(epoch_of(part(DataLoader(Samples(), 4, sampler=s), r, 2)))
         for r, s in enumerate(samplers)
     ]
-    assert sorted(itertools.chain(*found)) == list(range(ROWS))
+    assert sorted(itertools.chain(*batches)) == list(range(ROWS))
 
 
 def equal(one, two):
@@ -125,7 +125,7 @@ def test_processes_load_the_same_batches():
         for epoch in range(2):
             assert equal(epoch_of(here, epoch=epoch), epoch_of(there, epoch=epoch))
         order = there.order(Pass(True, 5, 0, ranges=lambda: iter([(0, 4), (4, 8)])))
-        there.in_order(4)  # an evaluation in between
+        there.in_order(4)  # an evaluation between the epochs
         assert equal([there.batch(0, 4, order)], epoch_of(here)[:1])
         assert equal([there.batch(8, 9, order)], [here.batch(8, 9, here.order(Pass(True, 5, 0)))])
     finally:
@@ -175,7 +175,7 @@ def test_what_cannot_be_pickled_is_refused():
 
 
 class Alone:
-    """As much of a Worker as batches need."""
+    """Stub of a Worker with only what batches need."""
 
     rank, world_size = 0, 1
 
@@ -184,7 +184,7 @@ class Alone:
 
 
 def shipped(data, directory):
-    """The shard of the only worker."""
+    """Return the only worker's shard."""
 
     def open_spool(name, specs):
         return SpoolWriter(str(directory), 0, name, specs)

@@ -1,4 +1,4 @@
-"""Arrays, frames and Parquet files as columns of shards, and the order of rows; without Spark."""
+"""Test arrays, frames and Parquet files as columns of shards, without Spark."""
 
 import itertools
 
@@ -23,8 +23,8 @@ Y = np.arange(6)
 
 
 def shapes(data, features=None, labels=None, **options):
-    found = columns_of(data, features, labels, "float32", **options)
-    return [(name, key, values.dtype.name, values.shape) for name, key, values in found]
+    columns = columns_of(data, features, labels, "float32", **options)
+    return [(name, key, values.dtype.name, values.shape) for name, key, values in columns]
 
 
 # Values in memory -------------------------------------------------------------------------------
@@ -39,8 +39,8 @@ def test_forms_of_one_feature_and_one_target(data):
 
 
 def test_several_features_keys_and_targets():
-    found = shapes({"x": (X, {"b": Y, "a": Y}), "y": [Y, X]})
-    assert [(name, key) for name, key, *_ in found] == [
+    columns = shapes({"x": (X, {"b": Y, "a": Y}), "y": [Y, X]})
+    assert [(name, key) for name, key, *_ in columns] == [
         ("x[0]", None),
         ("x[1]", "a"),
         ("x[1]", "b"),
@@ -125,17 +125,17 @@ def test_a_window_is_small_and_differs_between_epochs():
 
 
 def read(paths, directory, num_workers, features, labels=(), config=None):
-    """The columns of every worker, as lists."""
+    """Return the columns of each worker as lists."""
     feed = as_feed(paths, features, labels, config)
     ingest = feed.prepare(None, num_workers)
     assert ingest.frame is None
     shards = []
-    for place in range(num_workers):
+    for rank in range(num_workers):
 
-        def open_spool(name, specs, place=place):
-            return SpoolWriter(str(directory), 0, f"{name}-{place}", specs)
+        def open_spool(name, specs, rank=rank):
+            return SpoolWriter(str(directory), 0, f"{name}-{rank}", specs)
 
-        open_spool.rank, open_spool.world_size = place, num_workers
+        open_spool.rank, open_spool.world_size = rank, num_workers
         shards.append(ingest.reader(iter(()), open_spool)["data"])
     return shards
 

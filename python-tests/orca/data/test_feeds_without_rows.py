@@ -1,4 +1,4 @@
-"""Shards and blocks without rows, which may have no columns."""
+"""Test shards and blocks without rows, which may have no columns."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Images in XShards, and records of images in Parquet files."""
+"""Test images in XShards, and records of images in Parquet files."""
 
 import io
 import json
@@ -33,7 +33,7 @@ pil = pytest.importorskip("PIL.Image")
 
 
 def picture(number, mode="RGB", size=(6, 4)):
-    """An image whose pixels tell its number."""
+    """Return an image whose pixels encode its number."""
     return pil.new(mode, size, number if mode == "L" else (number, number, number))
 
 
@@ -67,7 +67,7 @@ def records(count, start=0):
 
 @pytest.fixture(params=["local", "memory"])
 def root(request, tmp_path):
-    """A path where nothing is, on local and on remote storage."""
+    """Return an absent path on local or remote storage."""
     if request.param == "local":
         yield str(tmp_path / "dataset")
         return
@@ -81,14 +81,14 @@ def root(request, tmp_path):
 
 
 def read(path, batch_size=None, **kwargs):
-    """All records, by a DataLoader."""
+    """Read all records with a DataLoader."""
     return list(read_parquet("dataloader", path, batch_size=batch_size, **kwargs))
 
 
-def same(found, expected):
-    found, expected = list(found), list(expected)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
+def same(actual, expected):
+    actual, expected = list(actual), list(expected)
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
         assert one.keys() == other.keys()
         for name, value in other.items():
             np.testing.assert_array_equal(np.asarray(one[name]), np.asarray(value))
@@ -140,7 +140,7 @@ def test_modes_of_writing(root):
         ParquetDataset.write(root, [], {"x": SCHEMA["name"]}, write_mode="append")
     with refused("argument-value", "write_mode"):
         ParquetDataset.write(root, records(1), SCHEMA, write_mode="replace")
-    ParquetDataset.write(root, records(4), SCHEMA)  # leaves nothing of the longer one
+    ParquetDataset.write(root, records(4), SCHEMA)  # leaves no part of the longer one
     same(read(root), records(4))
 
 
@@ -187,8 +187,8 @@ def test_workers_of_a_loader_share_the_chunks(tmp_path):
     assert loader.num_workers == 2
     assert get_worker_info() is None
     records_of = loader.dataset.records
-    found = [[r["number"] for r in records_of(part, 3)] for part in range(3)]
-    assert found == [[0, 1, 6], [2, 3], [4, 5]]
+    numbers = [[r["number"] for r in records_of(part, 3)] for part in range(3)]
+    assert numbers == [[0, 1, 6], [2, 3], [4, 5]]
 
 
 def test_records_as_a_dataset_of_tensorflow(tmp_path):
@@ -288,15 +288,15 @@ def test_a_dataset_as_xshards(orca_spark, tmp_path):
 
 
 def test_the_names_that_programs_import():
-    found = {}
-    exec("from bigdl.orca.data import *\nfrom bigdl.orca.data import read_images", found)
-    assert found["read_images"] is read_images is names.read_images
-    assert found["SparkXShards"]
-    exec("from bigdl.orca.data.image import *", found)
-    assert {"write_mnist", "write_voc", "write_from_directory"} <= set(found)
+    actual = {}
+    exec("from bigdl.orca.data import *\nfrom bigdl.orca.data import read_images", actual)
+    assert actual["read_images"] is read_images is names.read_images
+    assert actual["SparkXShards"]
+    exec("from bigdl.orca.data.image import *", actual)
+    assert {"write_mnist", "write_voc", "write_from_directory"} <= set(actual)
 
 
-# Known kinds of data -----------------------------------------------------------------------------
+# Known data sets -----------------------------------------------------------------------------
 
 
 def idx(array, magic):
@@ -312,9 +312,9 @@ def test_mnist(tmp_path):
     files, out = [str(image_file), str(label_file)], str(tmp_path / "out")
     write_parquet("mnist", out, *files, block_size=2)
     assert len(ParquetDataset.files(out)) == 3
-    found = read(out)
-    np.testing.assert_array_equal([r["image"] for r in found], images[..., np.newaxis])
-    np.testing.assert_array_equal([r["label"] for r in found], labels)
+    actual = read(out)
+    np.testing.assert_array_equal([r["image"] for r in actual], images[..., np.newaxis])
+    np.testing.assert_array_equal([r["label"] for r in actual], labels)
     with refused("file-format", "2049"):
         write_mnist(files[1], files[1], out)
     image_file.write_bytes(idx(images, 2051)[:-1])
@@ -337,13 +337,13 @@ def folders(tmp_path):
 def test_directories_of_images(folders, tmp_path):
     out, label_map = str(tmp_path / "out"), {"cat": 0, "dog": 1}
     write_from_directory(str(folders), label_map, out, shuffle=False, block_size=2)
-    found = read(out)
-    assert [r["label_str"] for r in found] == ["cat"] * 3 + ["dog"] * 2
-    for record in found:
+    actual = read(out)
+    assert [r["label_str"] for r in actual] == ["cat"] * 3 + ["dog"] * 2
+    for record in actual:
         with open(record["image_id"], "rb") as source:
             assert record["image"] == source.read()
         assert label_map[record["label_str"]] == record["label"]
-    ids = [record["image_id"] for record in found]
+    ids = [record["image_id"] for record in actual]
     orders = []
     for seed in (1, 1, 2, 3):
         write_parquet("image_folder", out, str(folders), label_map, seed=seed)
@@ -357,7 +357,7 @@ def test_directories_of_images(folders, tmp_path):
 
 @pytest.fixture
 def voc(tmp_path):
-    """A VOCdevkit of two images, 8 × 4 pixels."""
+    """Create a VOCdevkit with two images of 8 × 4 pixels."""
     top = tmp_path / "VOCdevkit" / "VOC2007"
     for name in ("ImageSets/Main", "Annotations", "JPEGImages"):
         (top / name).mkdir(parents=True)
@@ -370,9 +370,9 @@ def voc(tmp_path):
         "000001": [("cat", 0, 2, 1, 4, 3), ("unicorn", 0, 1, 1, 2, 2), ("dog", 1, 0, 0, 8, 4)],
         "000002": [],
     }
-    for number, found in objects.items():
+    for number, boxes in objects.items():
         picture(int(number), size=(8, 4)).save(top / "JPEGImages" / f"{number}.jpg")
-        inside = "".join(item.format(*each) for each in found)
+        inside = "".join(item.format(*each) for each in boxes)
         size = "<size><width>8</width><height>4</height><depth>3</depth></size>"
         (top / "Annotations" / f"{number}.xml").write_text(
             f"<annotation>{size}{inside}</annotation>"
@@ -453,9 +453,9 @@ def test_images_come_in_the_order_of_their_paths(orca_spark, tmp_path, backend):
     (top / "_98.png").write_bytes(png(98))
     (top / "97.txt").write_text("text")
     shards = read_images(str(top), image_type=".png", backend=backend)
-    found = shards.collect()
-    assert pixels(found) == list(range(12))
-    assert {(type(image), image.mode, image.size) for image in found} == {
+    images = shards.collect()
+    assert pixels(images) == list(range(12))
+    assert {(type(image), image.mode, image.size) for image in images} == {
         (pil.Image, "RGB", (6, 4))
     }
     assert shards.num_partitions() == 2
@@ -519,7 +519,7 @@ def test_images_that_are_missing_or_none_are_named(orca_spark, tmp_path):
 
 @pytest.mark.slow
 def test_photographs(orca_spark, data_dir):
-    """Real JPEG files: both backends give what Pillow gives."""
+    """Compare both backends with Pillow on real JPEG files."""
     paths = sorted(str(p) for p in (data_dir / "cats-dogs" / "val").glob("*/*.30[0-4].jpg"))
     if not paths:
         pytest.skip("there is no cats-dogs/val in BIGDL_DATA")
@@ -530,7 +530,7 @@ def test_photographs(orca_spark, data_dir):
 
     for backend in ("spark", "pillow"):
         pattern = str(data_dir / "cats-dogs" / "val" / "*" / "*.30[0-4].jpg")
-        found = read_images(pattern, is_dog, backend=backend).collect()
-        assert [label for _, label in found] == [is_dog(path) for path in paths]
-        for (image, _), array in zip(found, expected, strict=True):
+        images = read_images(pattern, is_dog, backend=backend).collect()
+        assert [label for _, label in images] == [is_dog(path) for path in paths]
+        for (image, _), array in zip(images, expected, strict=True):
             np.testing.assert_array_equal(np.asarray(image), array)

@@ -1,4 +1,4 @@
-"""Streams from and to a real broker of Kafka: each record is answered exactly once."""
+"""Test streams from and to a real Kafka broker: each record is processed exactly once."""
 
 import json
 import os
@@ -28,7 +28,7 @@ by_python = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    """A folder whose broker runs; skipped where there is none."""
+    """Return the folder of a running broker; skip the test if none is installed."""
     if not os.environ.get("BIGDL_CLUSTERS"):
         pytest.skip("BIGDL_CLUSTERS does not name a folder with a broker of Kafka")
     folder = tmp_path_factory.mktemp("kafka")
@@ -58,7 +58,7 @@ def send(servers, topic, numbers):
 
 
 def committed(servers, topic, count, quiet_s=60.0):
-    """How often each key is in a topic, once there are so many records and no more come."""
+    """Count each key of a topic, after `count` records have arrived and no more follow."""
     settings = {"group.id": f"test-{time.time_ns()}", "auto.offset.reset": "earliest"}
     consumer = kafka.Consumer({"bootstrap.servers": servers, **settings})
     consumer.subscribe([topic])
@@ -99,7 +99,7 @@ def test_each_record_is_answered_once_by_several_queries_of_a_checkpoint(
         )
 
     query = start()
-    while query.lastProgress is None:  # it is stopped in the middle of its work
+    while query.lastProgress is None:  # it is stopped during its work
         time.sleep(0.05)
     query.stop()
     send(servers, "numbers", range(500, 600))
@@ -163,11 +163,11 @@ def test_programs_and_a_broker_that_are_killed_lose_and_double_nothing(broker, s
                 control("kafka.py", "start", broker)
                 time.sleep(6)
             else:
-                found = committed(servers, "survived", 3000, 120.0)
+                counts = committed(servers, "survived", 3000, 120.0)
         finally:
             os.killpg(program.pid, signal.SIGKILL)
             program.wait()
-    assert found == Counter(map(str, range(3000)))
+    assert counts == Counter(map(str, range(3000)))
 
 
 @by_python
@@ -212,8 +212,8 @@ def test_a_stream_is_predicted_by_an_estimator(orca_spark, tmp_path):
     query.processAllAvailable()
     query.stop()
     expected = {row.id: row.prediction for row in est.predict(rows, feature_cols="x").collect()}
-    found = {row.id: row.prediction for row in orca_spark.table("predicted").collect()}
-    assert found == expected
+    predictions = {row.id: row.prediction for row in orca_spark.table("predicted").collect()}
+    assert predictions == expected
     with refused("data-type", "DataFrame"):
         est.predict_stream(rows, feature_cols="x", sample=rows)
     with refused("not-fitted"):

@@ -1,4 +1,4 @@
-"""Delta Lake and Iceberg tables as inputs, read by the workers themselves."""
+"""Test Delta Lake and Iceberg tables that workers read directly."""
 
 import datetime
 import itertools
@@ -34,14 +34,14 @@ from bigdl.orca.learn.pytorch.callbacks import Callback
 deltalake = pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
 
-LAKES = Path("/tmp/bigdl-lakes")  # Iceberg's metadata holds absolute paths
+LAKES = Path("/tmp/bigdl-lakes")  # Iceberg's metadata has absolute paths
 COLUMNS = {"feature_cols": ["x"], "label_cols": ["y"]}
 EMPTY = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32())), ("y", pa.float32())])
 
 
 @pytest.fixture(scope="module")
 def lakes():
-    """Tables that Spark has changed, with what it reads of each version."""
+    """Return tables that Spark has changed, with the rows that it reads at each version."""
     if not LAKES.exists():
         archive = Path(os.environ.get("BIGDL_DATA", ""), "lakes", "lakes.tar.xz")
         if not archive.exists():
@@ -52,7 +52,7 @@ def lakes():
 
 
 def versions_of(root: Path) -> dict[str, str]:
-    """The path of every version, by the name of what Spark reads of it."""
+    """Return the path of each version, by the file name of the rows that Spark reads."""
     paths = {f"delta-clicks-v{n}": f"{root}/delta/clicks@v{n}" for n in (0, 1, 5)}
     paths["delta-plain"] = f"{root}/delta/plain"
     for form in (2, 3):
@@ -70,7 +70,7 @@ def rows(count: int, first: int = 0) -> pa.Table:
 
 
 def ids_of_workers(data, workers: int) -> list[list[int]]:
-    """The ids that each worker reads."""
+    """Return the ids that each worker reads."""
     feed = as_feed(data, ["id"], [])
     return LocalEngine().run(lambda w: w.shard.column("id").tolist(), feed, num_workers=workers)
 
@@ -237,7 +237,7 @@ def test_equality_deletes_are_refused(catalog):
 
 
 class ChangeTheTable(Callback):
-    """Appends to a Delta table, and kills its worker, once after the first epoch."""
+    """Callback that appends to a Delta table and kills its worker once, after the first epoch."""
 
     def __init__(self, path: str, kill: bool):
         self.path, self.kill = path, kill
@@ -285,11 +285,11 @@ def test_a_fit_that_goes_on_reads_the_version_that_its_checkpoint_names(tmp_path
     assert data_of_checkpoint(tmp_path / "models") == {"data": f"delta:{path}@v0"}
     deltalake.write_deltalake(path, rows(50, 100), mode="append")
     again = estimator(tmp_path / "models")
-    figures = again.fit(path, epochs=4, resume="auto", **options)
-    assert figures[-1]["num_samples"] == 100
+    metrics = again.fit(path, epochs=4, resume="auto", **options)
+    assert metrics[-1]["num_samples"] == 100
     assert weights(again) == weights(alone)
     assert data_of_checkpoint(tmp_path / "models") == {"data": f"delta:{path}@v0"}
-    # a new fit, and one of a version that is asked for, read that
+    # a new fit and an evaluation read the newest version
     assert again.fit(path, **options)[-1]["num_samples"] == 150
     assert again.evaluate(path, **COLUMNS)["num_samples"] == 150
 
@@ -311,11 +311,11 @@ def test_a_resume_says_that_its_data_are_other_ones_of_the_same_name(tmp_path, c
         estimator(tmp_path / name).fit(data, epochs=1, **options)
         estimator(tmp_path / name).fit(data, epochs=2, **options)
     assert warned(caplog) == ""
-    shutil.rmtree(path)  # made anew: the version is v0 again, and the rows are others
+    shutil.rmtree(path)  # recreated: the version is v0 again, but the rows differ
     deltalake.write_deltalake(path, rows(60, 500))
     pq.write_table(rows(40, 100), files / "1.parquet")
-    figures = estimator(tmp_path / "delta").fit(path, epochs=3, **options)
-    assert figures[-1]["num_samples"] == 60
+    metrics = estimator(tmp_path / "delta").fit(path, epochs=3, **options)
+    assert metrics[-1]["num_samples"] == 60
     assert "but the table was recreated since (its id was" in warned(caplog)
     estimator(tmp_path / "parquet").fit(str(files), epochs=3, **options)
     assert "was trained on other files of" in warned(caplog)
@@ -331,9 +331,9 @@ def test_a_worker_that_is_lost_while_the_table_changes_goes_on_with_its_rows(tmp
         path = str(tmp_path / name)
         deltalake.write_deltalake(path, rows(100))
         est = estimator(tmp_path / f"{name}-models")
-        figures = est.fit(path, callbacks=[ChangeTheTable(path, kill)], **options)
+        metrics = est.fit(path, callbacks=[ChangeTheTable(path, kill)], **options)
         assert Path(f"{path}-changed").exists()
-        assert [each["num_samples"] for each in figures] == [100, 100, 100]
+        assert [each["num_samples"] for each in metrics] == [100, 100, 100]
         results.append(weights(est))
     assert results[0] == results[1]
 

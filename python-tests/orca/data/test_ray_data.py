@@ -1,4 +1,4 @@
-"""Data between Spark and Ray, and RayXShards."""
+"""Test data exchange between Spark and Ray, and RayXShards."""
 
 import numpy as np
 import pandas as pd
@@ -21,19 +21,19 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigd
 
 @pytest.fixture(scope="module")
 def active(orca_spark):
-    """Ray beside Spark: to start Spark stops what was active before."""
+    """Start Ray in addition to Spark; starting Spark again would stop it."""
     return rays.active_ray()
 
 
 @pytest.fixture
 def shards(active):
-    """Five shards in two partitions."""
+    """Return five shards in two partitions."""
     return RayXShards([ray.put([0, 1, 2]), ray.put([3, 4])])
 
 
 @pytest.fixture
 def alone(monkeypatch):
-    """A program with a Ray and without Spark."""
+    """Simulate a program with Ray and without Spark."""
     rays.active_ray()
     monkeypatch.setattr("bigdl.orca.cluster.ray.active_context", lambda: None)
 
@@ -49,14 +49,14 @@ def test_files_are_read_by_pandas_on_ray(alone, tmp_path):
         (tmp_path / "parquet").mkdir(exist_ok=True)
         frame.to_parquet(tmp_path / "parquet" / f"{number}.parquet")
     expected = pd.concat(frames, ignore_index=True)
-    found = {
+    results = {
         "csv": read_csv(str(tmp_path / "*.csv")),
         "json": read_json(str(tmp_path / "*.json"), orient="records"),
         "parquet": read_parquet(str(tmp_path / "parquet"), columns=["a", "b"]),
     }
-    for kind, shards in found.items():
-        assert isinstance(shards, RayXShards), kind
-        assert shards.num_partitions() == 2, kind
+    for name, shards in results.items():
+        assert isinstance(shards, RayXShards), name
+        assert shards.num_partitions() == 2, name
         joined = pd.concat(shards.collect(), ignore_index=True)
         pd.testing.assert_frame_equal(joined, expected, check_dtype=False)
     with refused("path-missing"):
@@ -189,9 +189,9 @@ def engines(orca_spark, active):
 @pytest.mark.slow
 def test_the_shards_of_a_spark_dataframe_are_those_of_spark(orca_spark, engines):
     frame = orca_spark.range(0, 101, 1, 3).selectExpr("array(sin(id), cos(id)) x", "double(id) y")
-    found = [engine.run(places, as_feed(frame, ["x"], ["y"])) for engine in engines]
-    assert found[0] == found[1]
-    assert sum(rows for _, rows, _ in found[0]) == 101
+    actual = [engine.run(places, as_feed(frame, ["x"], ["y"])) for engine in engines]
+    assert actual[0] == actual[1]
+    assert sum(rows for _, rows, _ in actual[0]) == 101
 
 
 @pytest.mark.slow
@@ -199,9 +199,9 @@ def test_the_shards_of_xshards_are_those_of_spark(orca_spark, engines):
     shards = [{"x": np.ones((3, 2)) * i, "y": np.ones(3) * i} for i in range(4)]
     on_spark = SparkXShards(orca_spark.sparkContext.parallelize(shards, 3))
     on_ray = RayXShards.from_spark_xshards(on_spark)
-    found = [engines[0].run(places, as_feed(on_spark))]
-    found += [engines[1].run(places, as_feed(each)) for each in (on_spark, on_ray)]
-    assert found[0] == found[1] == found[2]
+    actual = [engines[0].run(places, as_feed(on_spark))]
+    actual += [engines[1].run(places, as_feed(each)) for each in (on_spark, on_ray)]
+    assert actual[0] == actual[1] == actual[2]
 
 
 @pytest.mark.slow
@@ -212,8 +212,8 @@ def test_shards_go_to_ray_and_come_back(orca_spark, active):
     assert on_ray.num_partitions() == 2
     back = on_ray.transform_shard(lambda frame: frame.assign(a=frame["a"] * 2)).to_spark_xshards()
     assert back.num_partitions() == 2
-    for frame, found in zip(frames, back.collect(), strict=True):
-        pd.testing.assert_frame_equal(found, frame.assign(a=frame["a"] * 2))
+    for frame, actual in zip(frames, back.collect(), strict=True):
+        pd.testing.assert_frame_equal(actual, frame.assign(a=frame["a"] * 2))
 
 
 @pytest.mark.slow
@@ -225,10 +225,10 @@ def test_a_dataframe_becomes_a_dataset_with_a_block_for_every_partition(orca_spa
     )
     frame = frame.withColumn("v", array_to_vector("v")).where("id < 3 or id > 6")
     dataset = spark_df_to_ray_dataset(frame)
-    found = dataset.to_pandas()
-    assert found["id"].tolist() == [0, 1, 2, 7, 8, 9]
-    assert found["s"].tolist() == list("012789")
-    assert [list(v) for v in found["v"]] == [[i / 2] for i in (0, 1, 2, 7, 8, 9)]
+    actual = dataset.to_pandas()
+    assert actual["id"].tolist() == [0, 1, 2, 7, 8, 9]
+    assert actual["s"].tolist() == list("012789")
+    assert [list(v) for v in actual["v"]] == [[i / 2] for i in (0, 1, 2, 7, 8, 9)]
     assert dataset.materialize().num_blocks() == 3
 
 

@@ -1,4 +1,4 @@
-"""A Spark DataFrame as the input of workers: what they get, in which order, and what stays."""
+"""Test Spark DataFrames as the input of workers: rows, their order, and leftover files."""
 
 import itertools
 import os
@@ -39,7 +39,7 @@ def run_ids(engine, frame, num_workers=2):
 
 
 def interleaved(partitions, num_workers=2):
-    """Row i of partition p goes to shard (i + p) mod N; partitions and rows keep their order."""
+    """Assign row i of partition p to shard (i + p) mod N; partitions and rows keep their order."""
     shards = [[] for _ in range(num_workers)]
     for p, rows in enumerate(partitions):
         for i, row in enumerate(rows):
@@ -48,7 +48,7 @@ def interleaved(partitions, num_workers=2):
 
 
 def cut(rows, partitions):
-    """The partitions of ``spark.range(0, rows, 1, partitions)``."""
+    """Return the partitions of ``spark.range(0, rows, 1, partitions)``."""
     ends = [i * rows // partitions for i in range(partitions + 1)]
     return [list(range(low, high)) for low, high in itertools.pairwise(ends)]
 
@@ -135,7 +135,7 @@ def test_every_kind_of_column_arrives(orca_spark, engine):
 
     feed = as_feed(frame, list(fields), "i", {"dtype": "float64"})
     first, second = engine.run(look, feed, 2)
-    assert {name: given[:2] for name, given in first.items()} == {
+    assert {name: spec[:2] for name, spec in first.items()} == {
         "flag": ["bool", []],
         "i": ["int32", []],
         "d": ["float64", []],
@@ -146,8 +146,8 @@ def test_every_kind_of_column_arrives(orca_spark, engine):
     }
     both = {name: first[name][2] + second[name][2] for name in first}
     assert sorted(both["i"]) == list(range(10))
-    for place, i in enumerate(both["i"]):
-        values = [both[name][place] for name in ("flag", "d", "v", "grid", "a", "b")]
+    for row, i in enumerate(both["i"]):
+        values = [both[name][row] for name in ("flag", "d", "v", "grid", "a", "b")]
         assert values == [i % 2 == 0, i / 3, [i, 1.0], [[i], [0]], 0.5, i]
 
 
@@ -170,7 +170,7 @@ def test_two_runs_give_the_same_shards_and_fingerprints(orca_spark, engine, tmp_
 
 
 def expected_shards(directory, partitions):
-    """Fingerprint and ids of each of two shards, made without Spark from the same chunks."""
+    """Compute fingerprint and ids of both shards from the same chunks, without Spark."""
     out = []
     for shard in range(2):
         writer = SpoolWriter(str(directory), 0, str(shard), [])
@@ -309,7 +309,7 @@ def test_bad_rows_are_a_usage_error_in_one_sentence(orca_spark, engine, name):
     frame.unpersist()
 
 
-# What stays behind ------------------------------------------------------------------------------
+# Leftover files ------------------------------------------------------------------------------
 
 
 def spools(directory):
@@ -318,7 +318,7 @@ def spools(directory):
 
 @pytest.fixture
 def local_dir(engine):
-    """The directory of the workers, free of spools."""
+    """Return the workers' directory, after a check that it has no spools."""
     (directory,) = engine.run(lambda worker: worker.local_dir, None, 1)
     assert spools(directory) == []
     return directory

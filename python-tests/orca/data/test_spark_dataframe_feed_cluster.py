@@ -1,4 +1,4 @@
-"""A Spark DataFrame as the input of workers in executors of their own: as in local mode."""
+"""Test Spark DataFrames as the input of workers in separate executors."""
 
 import itertools
 import os
@@ -36,7 +36,7 @@ def test_shards_are_those_of_local_mode_to_the_fingerprint(local_cluster, engine
     expected = []
     for shard in range(2):
         writer = SpoolWriter(str(tmp_path), 0, str(shard), [])
-        for p in range(6):  # the partitions of the range, each of them one chunk
+        for p in range(6):  # the partitions of the range, one chunk each
             values = np.arange(100 * p + (shard - p) % 2, 100 * p + 100, 2)
             writer.append(p, 0, len(values), [ArraySpec("id", None, "int64", ())], [values])
         spool = writer.finish()
@@ -91,7 +91,7 @@ def spools(directory):
 
 @pytest.fixture
 def local_dirs(engine):
-    """The directories of the executors, which are on this machine and free of spools."""
+    """Return the executors' directories on this machine, after a check for spools."""
     directories = engine.run(lambda worker: worker.local_dir, None, 2)
     assert len(set(directories)) == 2
     assert [spools(d) for d in directories] == [[], []]
@@ -123,7 +123,7 @@ def test_a_failed_job_leaves_no_spool_on_any_executor(local_cluster, engine, loc
     bad = local_cluster.range(0, 100, 1, 4).selectExpr("nullif(id, 99) AS id")
     with refused("data-null", "'id'"):
         engine.run(ids, as_feed(bad, "id"), 2)
-    engine.run(ids, rows, 2)  # the other worker may have been ended while it wrote
+    engine.run(ids, rows, 2)  # the other worker may have been stopped while it wrote
     assert [spools(d) for d in local_dirs] == [[], []]
 
 

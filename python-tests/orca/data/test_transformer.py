@@ -1,4 +1,4 @@
-"""Encoders and scalers of XShards; the oracles are pandas and Spark ML."""
+"""Test encoders and scalers of XShards against pandas and Spark ML."""
 
 from collections import Counter
 
@@ -33,7 +33,7 @@ FRAMES = [
 
 @pytest.fixture(scope="module")
 def make(orca_spark):
-    """A function that makes XShards of frames, each of them in a partition."""
+    """Return a function that creates XShards from frames, one frame per partition."""
 
     def xshards(frames, parts=None):
         from bigdl.orca.data import shard

@@ -1,4 +1,4 @@
-"""XShards on Spark: what they hold, how long it is kept, and how shards move."""
+"""Test XShards on Spark: their contents, their lifetime, and moves of shards."""
 
 import gc
 import random
@@ -289,7 +289,7 @@ def test_zip_says_what_does_not_fit(sc):
         numbers(sc).zip(other)
 
 
-KINDS = {
+CONTENTS = {
     "arrays": (lambda rows: np.array(rows), np.concatenate),
     "lists": (list, lambda parts: [row for part in parts for row in part]),
     "dicts": (
@@ -300,17 +300,17 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("content", CONTENTS)
 @few
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4), number=st.integers(1, 6))
-def test_repartition_keeps_every_row_in_order(sc, kind, sizes, number):
-    make, join = KINDS[kind]
+def test_repartition_keeps_every_row_in_order(sc, content, sizes, number):
+    make, join = CONTENTS[content]
     rows = iter(range(sum(sizes)))
     shards = [make([next(rows) for _ in range(size)]) for size in sizes]
     made = SparkXShards(sc.parallelize(shards, 2)).to_lazy().repartition(number)
     parts = made.rdd.glom().collect()
     assert [len(part) for part in parts] == [1] * number
-    counts = [len(part[0]["x"] if kind == "dicts" else part[0]) for part in parts]
+    counts = [len(part[0]["x"] if content == "dicts" else part[0]) for part in parts]
     assert max(counts) - min(counts) <= 1
     assert list(join([part[0] for part in parts])) == list(range(sum(sizes)))
 
@@ -351,7 +351,7 @@ def test_pickles_of_this_user_come_back_and_foreign_ones_need_trust(sc, tmp_path
     path = f"{tmp_path}/own files"
     shards = numbers(sc)
     assert shards.save_pickle(path) is shards
-    user_key.cache_clear()  # as in a process that is started later
+    user_key.cache_clear()  # as in a later process
     assert sorted(XShards.load_pickle(path).collect()) == [0, 1, 2, 3]
     assert sorted(XShards.load_pickle(f"{tmp_path}/o*").collect()) == [0, 1, 2, 3]
     foreign = f"{tmp_path}/foreign"

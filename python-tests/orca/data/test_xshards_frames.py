@@ -1,4 +1,4 @@
-"""XShards of pandas frames against pandas, with empty shards, nulls and hostile names."""
+"""Test XShards of pandas frames against pandas, with empty shards, nulls and hostile names."""
 
 import datetime
 import decimal
@@ -127,7 +127,7 @@ def test_group_by_says_what_is_wrong(shards):
 
 @pytest.mark.slow
 def test_partition_by_brings_equal_values_together(orca_spark):
-    # one dtype has room for a null, the other has not
+    # only one of the dtypes can represent a null
     frames = [pd.DataFrame({"k": [1, 2, 3, 1]}), pd.DataFrame({"k": [1.0, None, 3.0]})]
     parts = made(orca_spark, frames).partition_by("k", 3).rdd.glom().collect()
     assert all(len(part) <= 1 for part in parts)
@@ -259,8 +259,8 @@ def test_types_go_to_spark_and_back(orca_spark):
 @pytest.mark.slow
 def test_types_of_shards_are_brought_together(orca_spark):
     frames = [pd.DataFrame({"a": [1], "b": [None]}), pd.DataFrame({"a": [0.5], "b": ["x"]})]
-    found = made(orca_spark, frames).to_spark_df().collect()
-    assert [tuple(row) for row in found] == [(1.0, None), (0.5, "x")]
+    actual = made(orca_spark, frames).to_spark_df().collect()
+    assert [tuple(row) for row in actual] == [(1.0, None), (0.5, "x")]
     mixed = [pd.DataFrame({"a": [1]}), pd.DataFrame({"a": ["x"]})]
     with pytest.raises(UsageError, match="Column 'a' is int64 in one shard and"):
         made(orca_spark, mixed).to_spark_df()
@@ -281,7 +281,7 @@ def test_a_spark_frame_becomes_shards(orca_spark):
     assert [len(s) for s in shards.collect()] == [5, 5, 2, 5, 5, 3]
     assert rows(shards)["x.y"].tolist() == list(range(25))
     first = shards.first()
-    first.loc[0, "x.y"] = 7  # a shard can be written to
+    first.loc[0, "x.y"] = 7  # a shard is writable
 
 
 @pytest.mark.slow
