@@ -360,7 +360,7 @@ def test_more_parts_of_files_than_can_be_asked_for(df, monkeypatch):
 
 
 def test_files_that_pyarrow_cannot_open(df, monkeypatch):
-    monkeypatch.setattr(table_scans, "opened", lambda *_: 1 / 0)
+    monkeypatch.setattr(table_scans, "open_parquet", lambda *_: 1 / 0)
     assert left_to_spark(df)
 
 

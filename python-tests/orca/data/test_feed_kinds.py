@@ -251,7 +251,7 @@ def test_loaders_are_not_predicted(orca_spark, data):
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (lambda s: XShards.partition({"x": X}, 2), {}, "holds no targets"),
+        (lambda s: XShards.partition({"x": X}, 2), {}, "The data has no targets"),
         (lambda s: pandas_shards(s), {}, "feature_cols is required"),
         (lambda s: pandas_shards(s), {"feature_cols": "x"}, "label_cols is required"),
         (
