@@ -27,7 +27,7 @@ OWN = """
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.learn.pytorch import Estimator
 
-    import beside
+    import sibling
 
     QUICK = {"spark.executor.extraJavaOptions": sys.argv[1]}
     facts = {}
@@ -62,7 +62,7 @@ OWN = """
 
     def where(_):
         import library
-        return [sys.executable, beside.value, library.value, os.environ["SPARK_LOCAL_DIRS"]]
+        return [sys.executable, sibling.value, library.value, os.environ["SPARK_LOCAL_DIRS"]]
 
     (facts["executor"],) = {tuple(x[:3]) for x in sc.parallelize([0, 1], 2).map(where).collect()}
     facts["again is the same"] = nncontext.init_spark_standalone(
@@ -122,7 +122,7 @@ def in_directory(program: str, local: Path) -> str:
 
 
 def own(directory: Path, starts: int, seconds: float = 280) -> dict:
-    (directory / "beside.py").write_text("value = 1")
+    (directory / "sibling.py").write_text("value = 1")
     (directory / "lib").mkdir()
     (directory / "lib" / "library.py").write_text("value = 2")
     local = directory / "local"
@@ -243,7 +243,7 @@ JOINED = """
     from bigdl.orca import init_orca_context
     from bigdl.orca.cluster.standalone import StandaloneCluster
 
-    import beside
+    import sibling
 
     cluster = StandaloneCluster.start(1, "600m", directory=os.environ["SPARK_LOCAL_DIRS"])
     sc = init_orca_context(
@@ -256,7 +256,7 @@ JOINED = """
             "spark.executor.extraJavaOptions": QUICK,
         },
     )
-    origins = sc.parallelize([0], 1).map(lambda _: [beside.value, beside.__file__]).collect()
+    origins = sc.parallelize([0], 1).map(lambda _: [sibling.value, sibling.__file__]).collect()
 
     def never_returns(rows):
         time.sleep(600)
@@ -286,7 +286,7 @@ JOINED = """
 def test_a_killed_program_leaves_no_process_and_no_file(tmp_path, victim):
     local = tmp_path / "local"
     local.mkdir()
-    (tmp_path / "beside.py").write_text("value = 3")
+    (tmp_path / "sibling.py").write_text("value = 3")
     program = JOINED.replace("QUICK,", f"{QUICK_JVM!r},")
     driver = start(tmp_path / "joined.py", in_directory(program, local))
     try:

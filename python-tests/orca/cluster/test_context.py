@@ -412,18 +412,18 @@ LIVES = """
 
     # A context that the program made itself.
     conf = SparkConf().setMaster("local[1]").setAppName("mine").set("spark.ui.enabled", "false")
-    own = SparkContext(conf=conf)
-    facts["reused"] = init_orca_context("local", memory="1g") is own
-    facts["python of the reused context"] = own.pythonExec == sys.executable
+    user_context = SparkContext(conf=conf)
+    facts["reused"] = init_orca_context("local", memory="1g") is user_context
+    facts["python of the reused context"] = user_context.pythonExec == sys.executable
     facts["reuse was said"] = "is reused" in log.getvalue()
     stop_orca_context()
-    facts["own context stopped"] = own._jsc is None
+    facts["user's context stopped"] = user_context._jsc is None
     try:
-        with users_errors(own):
+        with users_errors(user_context):
             pass
     except RuntimeError as error:
         facts["data of a stopped context"] = str(error)
-    facts["own JVM left alone"] = alive()
+    facts["user's JVM left alone"] = alive()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:] = [path for path in sys.path if "spark-" not in path or "userFiles" not in path]
 
@@ -509,8 +509,8 @@ def test_a_context_of_the_program_is_reused_and_its_jvm_left_alone(lives):
     assert lives["reused"]
     assert lives["reuse was said"]
     assert lives["python of the reused context"]
-    assert lives["own context stopped"]
-    assert lives["own JVM left alone"] == ["java"]
+    assert lives["user's context stopped"]
+    assert lives["user's JVM left alone"] == ["java"]
 
 
 def test_data_of_a_stopped_context_says_so(lives):

@@ -199,7 +199,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_ray_usable(tmp_path):
             while True:
                 pass
 
-        def interrupt(kind, value):
+        def interrupt(name, value):
             pids.append(int(value[1]))
             threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 

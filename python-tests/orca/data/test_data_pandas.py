@@ -228,7 +228,7 @@ def test_columns_of_files_that_differ_in_order_are_joined_by_name(tmp_path, back
 def test_a_file_of_other_columns_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,x\n")
     (tmp_path / "b.csv").write_text("b,c\nz,3\n")
-    message = r"header of .*b\.csv is \['b', 'c'\].*lacks \['a'\] and has \['c'\] beside"
+    message = r"header of .*b\.csv is \['b', 'c'\].*lacks \['a'\] and also has \['c'\]"
     with pytest.raises(UsageError, match=message):
         read_csv(str(tmp_path))
 

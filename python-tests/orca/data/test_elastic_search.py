@@ -1,6 +1,6 @@
 """Test Elasticsearch indices as DataFrames and RDDs, and writes, with the official client.
 
-The server is one of the helpers that answers the client's own requests as Elasticsearch does.
+The server is one of the helpers that answers the client's requests as Elasticsearch does.
 """
 
 import datetime

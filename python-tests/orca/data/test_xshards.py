@@ -348,12 +348,12 @@ def test_samples_are_stacked(sc):
 @pytest.mark.slow
 def test_pickles_of_this_user_come_back_and_foreign_ones_need_trust(sc, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/home")
-    path = f"{tmp_path}/own files"
+    path = f"{tmp_path}/user files"
     shards = numbers(sc)
     assert shards.save_pickle(path) is shards
     user_key.cache_clear()  # as in a later process
     assert sorted(XShards.load_pickle(path).collect()) == [0, 1, 2, 3]
-    assert sorted(XShards.load_pickle(f"{tmp_path}/o*").collect()) == [0, 1, 2, 3]
+    assert sorted(XShards.load_pickle(f"{tmp_path}/u*").collect()) == [0, 1, 2, 3]
     foreign = f"{tmp_path}/foreign"
     sc.parallelize([1, 2]).saveAsPickleFile(foreign)
     with pytest.raises(UsageError, match="pass trust=True"):
@@ -363,7 +363,7 @@ def test_pickles_of_this_user_come_back_and_foreign_ones_need_trust(sc, tmp_path
     with pytest.raises(UsageError, match="no program of this user has signed"):
         XShards.load_pickle(path)
     monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/home")
-    part = next((tmp_path / "own files").glob("part-*"))
+    part = next((tmp_path / "user files").glob("part-*"))
     part.write_bytes(b"changed")
     with pytest.raises(UsageError, match="no program of this user has signed"):
         SparkXShards.load_pickle(path)

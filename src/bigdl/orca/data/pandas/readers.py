@@ -279,7 +279,7 @@ def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
     return SparkXShards(shards.rdd, class_name=shards.type.get("class_name"))
 
 
-# Dtype kinds that Spark parses; pandas converts the other dtypes from strings.
+# NumPy's ``dtype.kind`` of dtypes that Spark parses; pandas converts the other dtypes from strings.
 _NUMBERS = "biuf"
 
 # Options of Spark's CSV and file readers, in lower case; Spark ignores unknown options.
