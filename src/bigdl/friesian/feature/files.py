@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from bigdl.common.checks import check_choice
+from bigdl.common.display import html_table
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.cells import Cast
@@ -59,6 +60,24 @@ class TableOutput:
     @df.setter
     def df(self, df: DataFrame) -> None:
         self._df = df
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name}: {dtype}" for name, dtype in self._dtypes().items())
+        return f"{type(self).__name__}[{columns}]"
+
+    def _repr_html_(self) -> str:
+        """Return the column types; also rows if ``spark.sql.repl.eagerEval.enabled`` is true."""
+        dtypes = self._dtypes()
+        # Spark returns None unless that setting is on
+        rows = getattr(self._df, "_repr_html_", lambda: None)() if dtypes else None
+        return html_table(type(self).__name__, dtypes, rows or "")
+
+    def _dtypes(self) -> dict[str, str]:
+        """Return the column types, empty after the Spark context has been stopped."""
+        try:
+            return dict(self.df.dtypes)
+        except UsageError:
+            return {}
 
     def cache(self) -> Self:
         """Mark the rows to be kept in executor memory once they are computed."""

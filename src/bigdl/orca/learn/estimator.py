@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from bigdl.common.checks import check_choice, check_positive
+from bigdl.common.display import call_text, html_table
 from bigdl.common.errors import UsageError, UserFramesOnly, type_name
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.data.feeds import as_feed, feed_of, input_type_of, names_of
@@ -36,6 +37,7 @@ from bigdl.runtime.shards.texts import takes_texts, with_texts
 from bigdl.training.chart import FitChart
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.fit import FitCall, TrainingSession
+from bigdl.training.metrics import headline
 
 
 @dataclass
@@ -285,6 +287,27 @@ class TrainingEstimator(PredictingEstimator):
         self._training = TrainingSession(
             options.model_dir, self._sync, options.num_to_keep, run_call
         )
+
+    def _fields(self) -> dict[str, object]:
+        """Return what a representation shows: model, backend and the metrics of the last epoch."""
+        options, history = self._options, self._training.position.history
+        model = getattr(self._parts, "model", None)
+        return {
+            "model": getattr(model, "__name__", type(model).__name__) if model else None,
+            "backend": options.backend,
+            "workers_per_node": options.workers_per_node,
+            "model_dir": options.model_dir,
+            "epochs": len(history) or None,
+            **(headline(history[-1]) if history else {}),
+        }
+
+    def __repr__(self) -> str:
+        return call_text(type(self).__name__, self._fields())
+
+    def _repr_html_(self) -> str:
+        history = self._training.position.history
+        chart = FitChart(history)._repr_html_() if history else ""
+        return html_table(type(self).__name__, self._fields(), chart)
 
     @property
     def num_workers(self) -> int:

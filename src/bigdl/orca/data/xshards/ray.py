@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bigdl.common.display import call_text
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.timeouts import ACTOR_PLACE_S
 from bigdl.orca.cluster.ray import RayBroadcast, RayCluster
@@ -125,6 +126,9 @@ class RayXShards(XShards):
     def num_partitions(self) -> int:
         """Return the number of partitions."""
         return len(self._references)
+
+    def __repr__(self) -> str:
+        return call_text(type(self).__name__, {"partitions": self.num_partitions()})
 
     def get_partition_refs(self) -> list:
         """Return object references of the partitions, each a list of shards."""

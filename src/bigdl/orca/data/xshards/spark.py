@@ -21,6 +21,7 @@ import cloudpickle
 import numpy as np
 
 from bigdl.common.checks import check_positive
+from bigdl.common.display import call_text, html_table
 from bigdl.common.errors import BigDLError, LazyModule, UsageError
 from bigdl.common.storage import open_file_system, read_bytes, write_bytes
 from bigdl.common.trust import untrusted, user_signature
@@ -411,6 +412,26 @@ class SparkXShards(XShards):
         return self.rdd.is_cached
 
     # What is in them -----------------------------------------------------------------------------
+
+    def _fields(self) -> dict[str, object]:
+        """Return what a representation shows without computing the shards."""
+        schema = self.type.get("schema") or {}
+        try:
+            partitions: object = self.num_partitions()
+        except UsageError:  # the Spark context has been stopped
+            partitions = "of a stopped Spark context"
+        return {
+            "partitions": partitions,
+            "shards": self.type.get("class_name"),
+            "columns": schema.get("columns"),
+            "lazy": self.is_lazy or None,
+        }
+
+    def __repr__(self) -> str:
+        return call_text(type(self).__name__, self._fields())
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self._fields())
 
     def num_partitions(self) -> int:
         """Return the number of partitions."""
