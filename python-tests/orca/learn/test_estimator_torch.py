@@ -638,7 +638,7 @@ def test_a_lightning_module_brings_its_own_loss_and_optimizer(frame):
         assert stats[1]["val_mae"] == pytest.approx(expected[1]["val_mae"])
         assert stats[1]["val_error"] == pytest.approx(expected[1]["val_mae"])
         assert stats[1]["val_double"] == pytest.approx(2 * stats[1]["val_error"])
-        assert "val_train_thing" not in stats[1]
+        assert "val_train_thing" not in list(stats[1])
         found = list(weights(est).values()), list(weights(plain).values())
         assert all(torch.allclose(a, b) for a, b in zip(*found, strict=True))
     found = est.evaluate(frame, **LIT)

@@ -195,7 +195,7 @@ def test_models_of_nano(orca_spark, tmp_path, accelerator):
         (lambda: InferenceModel().load_module(Pair()).predict([X, X[:3]]), r"\[10, 3\]"),
         (lambda: InferenceModel().load_bigdl("m.bigdl"), "use load_onnx or load_torch"),
         (lambda: InferenceModel().load_caffe("m", "w"), "convert the model to ONNX"),
-        (lambda: InferenceModel().load_tensorflow("m"), "TensorFlow 1 cannot be read"),
+        (lambda: InferenceModel().load_tensorflow("m"), "TensorFlow 1 cannot be loaded"),
         (lambda: TorchModel.from_pytorch(3), "takes an nn.Module"),
         (lambda: TorchLoss.from_pytorch(nn.MSELoss), "takes a loss such as"),
         (lambda: TorchOptim.from_pytorch(3), "takes an optimizer or a scheduler"),

@@ -461,7 +461,7 @@ def test_a_model_of_another_process_loads_with_trust_only(frame, tmp_path, monke
     np.testing.assert_array_equal(
         column(again.transform(frame), "prediction"), column(stage.transform(frame), "prediction")
     )
-    with pytest.raises(UsageError, match=r"holds a .*NNClassifierModel, not a NNModel"):
+    with pytest.raises(UsageError, match=r"has a .*NNClassifierModel, not a NNModel"):
         NNModel.load(path)
 
 
@@ -515,7 +515,7 @@ def test_images_are_read_and_scaled(orca_spark, tmp_path):
         (lambda s: s.setConstantGradientClipping(1, -1), "min must be at most max"),
         (lambda s: s.setGradientClippingByL2Norm(0), "greater than 0"),
         (lambda s: s.setDataCacheLevel("TAPE"), "dataCacheLevel should be"),
-        (lambda s: s.setTrainSummary("dir"), "A TrainSummary is expected"),
+        (lambda s: s.setTrainSummary("dir"), "Expected a TrainSummary"),
         (lambda s: s.setSamplePreprocessing([3]), "takes a FeatureLabelPreprocessing"),
         (lambda s: SeqToTensor([4]).batch(torch.zeros(2, 3)), r"shape \(3,\) cannot be reshaped"),
         (lambda s: SeqToMultipleTensors([[1], [1]]).batch(torch.zeros(2, 3)), "row of 3 numbers"),
