@@ -327,8 +327,7 @@ def is_installed(package: str) -> bool:
 
 def _checked(name: str, method: object) -> Method:
     framework, _, method_name = name.partition(".")
-    known = framework in FRAMEWORKS and isinstance(method, Method)
-    if not known or method.name != method_name:
+    if not isinstance(method, Method) or framework not in FRAMEWORKS or method.name != method_name:
         raise UsageError(
             f"An acceleration method should be an instance of a subclass of Method, registered for "
             f"{' or '.join(map(repr, FRAMEWORKS))} under its name, but got {method!r} for "
