@@ -1,17 +1,17 @@
-# One virtual environment in .venv; `make install` is done again only when what it depends on changes.
+# One virtual environment in .venv; `make install` runs again only if its dependencies change.
 # Linux wheels of torch on PyPI carry CUDA. For the smaller CPU build:
 #     make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# That index is asked for torch alone, and PyPI for all else: where pip asks two at once, whoever has a
-# name on one of them can publish a newer version on the other.
+# Only torch is installed from that index, all else from PyPI: if pip searches two indexes, anyone can
+# publish a newer version of a package of one index on the other.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 PIP := $(BIN)/python $(INSTALL)
 TORCH := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
-# Three processes: a test waits for Spark more than it computes. One that dies ends the run: its tests
-# are lost, and the rest can wait for it without end. Compiled modules are kept whatever the environment
-# says: else each of some 400 processes compiles all of BigDL that it imports, and each collection all tests.
+# Three processes, since tests mostly wait for Spark. The run ends if a process dies: its tests are lost,
+# and others may wait for them forever. PYTHONDONTWRITEBYTECODE is unset: else each of about 400 processes
+# compiles all modules that it imports, and each collection compiles all tests.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
@@ -23,7 +23,7 @@ help: ## list the targets
 
 install: $(VENV)/.installed ## create .venv and install BigDL in it with everything a developer needs
 
-# torch first: it decides which build of it (CPU or CUDA) all others are resolved with.
+# torch first: the other packages are resolved with its build (CPU or CUDA).
 $(VENV)/.torch: constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
@@ -33,7 +33,7 @@ $(VENV)/.installed: $(VENV)/.torch setup.py pyproject.toml
 	$(PIP) -e '.[orca,connect,java,ray,nano,tf,jax,automl,xgboost,inc,elasticsearch,encryption,kafka,delta,iceberg,mlflow,serving,dev,docs]'
 	touch $@ $(VENV)/.installed-demo
 
-# What the demo needs, which is a part of all that.
+# The packages that the demo needs.
 $(VENV)/.installed-demo: $(VENV)/.torch setup.py
 	$(PIP) -e '.[orca]' scikit-learn
 	touch $@
@@ -41,7 +41,7 @@ $(VENV)/.installed-demo: $(VENV)/.torch setup.py
 demo: $(VENV)/.installed-demo ## train, evaluate and predict on a Spark DataFrame in local mode
 	$(BIN)/python examples/orca/digits.py
 
-demo-serving: install ## from ratings of films to answered requests
+demo-serving: install ## train a recommender on film ratings, serve it and send requests
 	$(BIN)/python examples/friesian/serve_films.py
 
 lint: style types ## ruff: rules and format; mypy: types
@@ -53,7 +53,7 @@ style: install
 types: install
 	$(BIN)/mypy
 
-size: ## files and lines of code, by room
+size: ## files and lines of code, by package
 	$(PYTHON) scripts/count_code.py
 
 # -E: a page that has not changed since a failed build must fail again.
@@ -64,8 +64,8 @@ $(VENV)/.installed-release: $(VENV)/.installed
 	$(PIP) build twine playwright
 	touch $@
 
-# Chromium for the look at the site: `.venv/bin/playwright install --with-deps --only-shell chromium`,
-# or BIGDL_BROWSER names one. Installs every extra in an environment of its own, one after the other.
+# Chromium for the check of the site: `.venv/bin/playwright install --with-deps --only-shell chromium`,
+# or set BIGDL_BROWSER to one. Installs each extra in a separate environment, sequentially.
 release: docs $(VENV)/.installed-release ## build and check wheel, source archive and site
 	rm -rf dist
 	$(BIN)/python -m build
@@ -74,7 +74,7 @@ release: docs $(VENV)/.installed-release ## build and check wheel, source archiv
 	$(BIN)/python scripts/check_release.py dist/*.whl
 	$(BIN)/python scripts/check_site.py docs/_build/html
 
-# What a user gets with all extras and the versions that are tested together, as CycloneDX.
+# The packages of an installation with all extras and the tested versions, as CycloneDX.
 SBOM := .venv-sbom
 sbom: ## the software bill of materials of the wheel in dist
 	rm -rf $(SBOM)
@@ -102,9 +102,9 @@ test-all: install ## lint, documentation, and every test
 test-clusters: install ## the tests on real clusters, one cluster after another
 	$(BIN)/python -m pytest -m "yarn or kubernetes or hosts" python-tests/clusters
 
-# An environment of its own with another Spark, and links to the other packages of .venv: a path in a .pth
-# would come first in Spark's workers. Spark 3.5 wants NumPy 1 and pandas 2, and NumPy 1 an older pyarrow and
-# no JAX, which TensorFlow would import.
+# A separate environment with another Spark, and links to the other packages of .venv: a path in a .pth
+# file would take precedence in Spark's workers. Spark 3.5 needs NumPy 1 and pandas 2, and NumPy 1 needs an
+# older pyarrow and no JAX, which TensorFlow would import.
 SPARK ?= 3.5.7
 SPARK_VENV := .venv-spark-$(SPARK)
 NUMPY_1 := "numpy>=1.26,<2" "pandas>=2.2,<3" "pyarrow>=18,<19"
@@ -121,8 +121,8 @@ test-spark: $(SPARK_VENV)/.installed ## the tests of Orca on another Spark: make
 	$(SPARK_VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not slow" \
 	    python-tests/orca/engines python-tests/orca/learn python-tests/orca/data python-tests/friesian
 
-# An environment of its own that sees the packages of .venv. timm and segmentation_models_pytorch
-# want a torchvision of the build of torch; the script needs its names only.
+# A separate environment with access to the packages of .venv. timm and segmentation_models_pytorch
+# need a torchvision that matches torch; the script only needs its names.
 ZOO := .venv-zoo
 $(ZOO)/.installed: $(VENV)/.installed
 	$(PYTHON) -m venv $(ZOO)
@@ -136,7 +136,7 @@ $(ZOO)/.installed: $(VENV)/.installed
 test-zoo: $(ZOO)/.installed ## accelerate models of timm, transformers, ... and compare them; replaces the table in the docs
 	$(ZOO)/bin/python scripts/model_zoo.py --write docs/nano/zoo.md
 
-# Environments of their own: RecTools wants an older NumPy, RePlay an older pandas.
+# Separate environments: RecTools needs an older NumPy, RePlay an older pandas.
 PEERS := .venv-recommenders
 $(PEERS)/.installed:
 	$(PYTHON) -m venv $(PEERS)/rectools
@@ -148,14 +148,14 @@ $(PEERS)/.installed:
 test-recommenders: install $(PEERS)/.installed ## compare ranking metrics with RecTools, RePlay and trec_eval
 	BIGDL_RECOMMENDERS=$(PEERS) $(BIN)/python -m pytest python-tests/friesian/test_ranking_metrics_peers.py
 
-examples: install ## run all examples and notebooks, and say how long each takes
+examples: install ## run all examples and notebooks, and print the time of each
 	$(BIN)/python scripts/run_examples.py $(if $(BIGDL_DATA),--data-dir $(BIGDL_DATA))
 
-bench: install ## measure the data path against its alternatives, side by side
+bench: install ## compare the data path with its alternatives
 	$(BIN)/python benchmarks/feed.py
 	$(BIN)/python benchmarks/ncf.py
 
-clean: ## remove what builds and tests leave
+clean: ## remove files of builds and tests
 	rm -rf build dist src/*.egg-info docs/_build docs/api/generated htmlcov .coverage .coverage.* \
     .mypy_cache \
 	    .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -1,13 +1,13 @@
 #!/bin/bash
-# What Spark on Kubernetes expects of an image: "driver ..." and "executor" start these; anything
-# else is a command. The variables are those that Spark sets in the pods it makes.
+# Entry point for Spark on Kubernetes: "driver ..." and "executor" start these processes; other
+# arguments are a command. Spark sets the variables in its pods.
 set -e
 
 classpath="$SPARK_CONF_DIR:$SPARK_HOME/jars/*"
 [ -n "$SPARK_EXTRA_CLASSPATH" ] && classpath="$classpath:$SPARK_EXTRA_CLASSPATH"
 [ -n "$HADOOP_CONF_DIR" ] && classpath="$HADOOP_CONF_DIR:$classpath"
 
-# A cluster may run the image as a user whom /etc/passwd does not have, and Hadoop asks for a name.
+# A cluster may run the image as a user that is not in /etc/passwd, but Hadoop needs a user name.
 if ! getent passwd "$(id -u)" >/dev/null; then
     names=$(mktemp)
     printf 'spark:x:%s:%s::%s:/bin/false\n' "$(id -u)" "$(id -g)" "$HOME" | cat - /etc/passwd >"$names"

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Build Horovod against the torch that is installed, and install it beside it.
+# Build Horovod for the installed torch, and install it.
 #
 #     scripts/install-horovod.sh [--python PYTHON] [--target DIRECTORY]
 #
-# PYTHON    the interpreter whose torch it is built for (default: python3)
-# DIRECTORY where to install instead of PYTHON's own packages; put it on PYTHONPATH
+# PYTHON    interpreter with the torch to build for (default: python3)
+# DIRECTORY target folder instead of PYTHON's packages; add it to PYTHONPATH
 #
 # Needs a C++ compiler, CMake 3.13 or newer, setuptools, cffi and pyyaml. Nothing else is installed
 # or replaced. JOBS sets the number of compiler processes (default: one per core).
 set -euo pipefail
 
-version=0.28.1 # the last release; its CMake files ask for C++14, and torch's headers need C++17
+version=0.28.1 # the last release; its CMake files set C++14, but torch's headers need C++17
 python=python3
 target=()
 
@@ -45,11 +45,11 @@ tar -xf "horovod-$version.tar.gz"
 sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' \
     "horovod-$version/CMakeLists.txt" "horovod-$version/horovod/torch/CMakeLists.txt"
 
-# gloo and torch only: TensorFlow's part does not build any more, and MPI is not needed
+# gloo and torch only: TensorFlow's part no longer builds, and MPI is not needed
 export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_PYTORCH=1
 export HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
 export MAKEFLAGS="-j${JOBS:-$(nproc)}"
-export CMAKE_POLICY_VERSION_MINIMUM=3.5 # for CMake 4, which refuses what its third parties ask for
+export CMAKE_POLICY_VERSION_MINIMUM=3.5 # for CMake 4, which rejects the versions in its third-party files
 "${pip[@]}" wheel --no-deps --no-build-isolation -w dist "./horovod-$version"
 "${pip[@]}" install --no-deps --force-reinstall "${target[@]}" dist/horovod-*.whl
 

@@ -251,7 +251,7 @@ class Config:
 
 
 def read_config(path: str | os.PathLike) -> Config:
-    """Read a YAML configuration file.
+    r"""Read a YAML configuration file.
 
     Parameters
     ----------
@@ -270,7 +270,7 @@ def read_config(path: str | os.PathLike) -> Config:
     Examples
     --------
     >>> from bigdl.friesian.serving.config import read_config
-    >>> _ = open("serving.yaml", "w").write("store: features\\nrecall: {indx: index}")
+    >>> _ = open("serving.yaml", "w").write("store: features\nrecall: {indx: index}")
     >>> try:
     ...     read_config("serving.yaml")
     ... except ValueError as error:
