@@ -361,7 +361,7 @@ class TableLoader:
         }
 
     def state_after(self, state: dict[str, Any], steps: int) -> dict[str, Any]:
-        """Return the state that the loop has some steps after another state.
+        """Return the state of the loop `steps` steps after a given state.
 
         For frameworks that prefetch batches.
 
@@ -480,11 +480,11 @@ class TableLoader:
         if self._order_facts is None:
             window = self._window
             if window is None and not self._source.is_in_memory:
-                window = self._window_that_fits()
+                window = self._rows_that_fit()
             self._order_facts = order_facts(self.rows, self.shuffle, window)
         return self._order_facts
 
-    def _window_that_fits(self) -> int | None:
+    def _rows_that_fit(self) -> int | None:
         """Return how many rows fit on the disk, or None if all rows do."""
         size = record_dtype(self.fields).itemsize
         folder = private_root() if self._cache is None else str(private_folder(self._cache))

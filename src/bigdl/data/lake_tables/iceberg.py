@@ -285,7 +285,7 @@ def _path_in_file_system(url: str) -> str:
 
 
 def _positions(url: str) -> dict[str, list[np.ndarray]]:
-    """Return the deleted positions by data file of a Parquet position-delete file."""
+    """Read a Parquet position-delete file; return the deleted positions of each data file."""
     system, path = open_file_system(plain_path(url))
     table = pq.read_table(path, columns=["file_path", "pos"], filesystem=system)
     grouped = table.group_by("file_path").aggregate([("pos", "list")])

@@ -30,7 +30,7 @@ from bigdl.orca.automl.results import (
     write_leaderboard,
 )
 from bigdl.orca.automl.search import (
-    check_that_one_is_finished,
+    check_any_finished,
     choose_backend,
     run_locally,
     search_folder,
@@ -361,7 +361,7 @@ class AutoEstimator:
             run_waiting(strategy)
             records.plan_finalists(finalists)
             run_waiting(Strategy())
-            check_that_one_is_finished(records)
+            check_any_finished(records)
         with preserve_start_method():  # tensorboardX creates a multiprocessing queue
             write_leaderboard(records, self.logs_dir / f"{self.name}_leaderboard")
         self._records = records

@@ -86,7 +86,7 @@ def run_on_ray(
         _search_actor(records, job) as (actor, name),
         EnvContext(_SETTINGS),
         raise_log_level(logging.CRITICAL, "ray.tune"),  # reports of single trials
-        _signal_handlers_kept(),
+        _preserve_signal_handlers(),
     ):
         search = _TuneSearch(records, actor, name, scheduler, searcher, concurrency)
         first = records.goal.first
@@ -191,7 +191,7 @@ def _search_actor(records: TrialRecords, job: TrialJob) -> Iterator[tuple[Any, s
 
 
 @contextlib.contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
+def _preserve_signal_handlers() -> Iterator[None]:
     """Restore the signal handlers that Tune changes."""
     if threading.current_thread() is not threading.main_thread():
         yield

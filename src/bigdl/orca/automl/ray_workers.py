@@ -137,7 +137,7 @@ class TuneTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         try:
-            run = self._ensure_begun()
+            run = self._begin_if_needed()
             step = self._call_all("step")
             if step.is_best:
                 ray.get(self._actor.save.remote(self.trial_id, run.model.weights()))
@@ -151,7 +151,7 @@ class TuneTrial(tune.Trainable):
         return {**metrics, "step": step, "done": step.is_last}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        state = {**self._ensure_begun().state(), "trial": self.trial_id}
+        state = {**self._begin_if_needed().state(), "trial": self.trial_id}
         Path(checkpoint_dir, _STATE).write_bytes(pickle.dumps(state))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
@@ -159,7 +159,7 @@ class TuneTrial(tune.Trainable):
         if state.pop("trial") != self.trial_id:
             # the weights of the best epoch belong to another trial
             state["step"] = replace(state["step"], best=())
-        self._ensure_begun()
+        self._begin_if_needed()
         self._call_all("restore", state)
 
     def cleanup(self) -> None:
@@ -174,7 +174,7 @@ class TuneTrial(tune.Trainable):
         # Ray ends this process by a signal; drop the handle before the handler runs __del__
         self._actor = None
 
-    def _ensure_begun(self) -> TrialRun:
+    def _begin_if_needed(self) -> TrialRun:
         """Begin the trial if necessary, starting a peer in each further bundle."""
         if not self._is_begun:
             reference: list = ray.get(self._actor.job.remote())
@@ -209,7 +209,7 @@ class TuneTrial(tune.Trainable):
             If user code fails on a peer.
         """
         calls = [peer.call.remote(name, *arguments) for peer in self._peers]
-        with _peer_failures_watched(calls, self._connection):
+        with _watch_peer_failures(calls, self._connection):
             result, failure = cast("TrialWorker", self._local_worker).call(name, *arguments)
         failures = _failures(calls, None if failure is None else TRIAL_FAILURE_S)
         lost = [each for each in failures if isinstance(each, WorkerLost)]
@@ -255,7 +255,7 @@ def _failure(call):
 
 
 @contextlib.contextmanager
-def _peer_failures_watched(calls: list, connection: AttemptChannel | None) -> Iterator[None]:
+def _watch_peer_failures(calls: list, connection: AttemptChannel | None) -> Iterator[None]:
     """Watch peers in a thread and notify rank 0 of failures that its sockets do not report.
 
     If rank 0 does not react, its process exits and the trial is retried.

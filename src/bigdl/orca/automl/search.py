@@ -90,7 +90,7 @@ def search_folder(folder: Path, resume: bool | str) -> Path:
     return latest or new_search(folder)
 
 
-def check_that_one_is_finished(records: TrialRecords) -> None:
+def check_any_finished(records: TrialRecords) -> None:
     """Raise the first trial's error if no trial has finished."""
     if records.finished():
         return

@@ -239,7 +239,7 @@ def _imported_from(entry: str) -> set[str]:
     return tops
 
 
-def _beside_script(entry: str) -> set[str]:
+def _script_folder_modules(entry: str) -> set[str]:
     """Return the names of the modules and packages in the script's folder."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     folder = Path(script).resolve().parent if script else Path.cwd()
@@ -258,7 +258,7 @@ def _members(entries: Iterable[str], *, beside_script: bool) -> dict[str, Path]:
     for entry in entries:
         if not os.path.isdir(entry):
             continue  # zip files and eggs are sent with extra_python_lib
-        names = _imported_from(entry) | (_beside_script(entry) if beside_script else set())
+        names = _imported_from(entry) | (_script_folder_modules(entry) if beside_script else set())
         for top in sorted(names):
             for source in _sources(Path(entry) / top):
                 members.setdefault(source.relative_to(entry).as_posix(), source)

@@ -34,7 +34,7 @@ from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.jvm import JvmWatch, quiet_accumulators
 from bigdl.orca.cluster.standalone import LOGGING, LOOPBACK, QUICK_JVM, spark_home
-from bigdl.orca.cluster.versions import another_python
+from bigdl.orca.cluster.versions import python_mismatch
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.jobs import PYSPARK_CONTEXT
 from bigdl.runtime.launch import OutputForwarder
@@ -280,7 +280,7 @@ def use_this_python(sc: SparkContext) -> None:
         version = _python_version(sc.pythonExec)
         if version not in (None, "{}.{}".format(*sys.version_info)):
             raise UsageError(
-                another_python(cast("str", version)),
+                python_mismatch(cast("str", version)),
                 code="version-unsupported",
                 package="python",
                 version=version,
@@ -635,7 +635,7 @@ def _stop_context(sc: SparkContext) -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
 
-    with _stopped_within(sc, JVM_STOP_S):
+    with _kill_unless_stopped(sc, JVM_STOP_S):
         try:
             sc.stop()
         except Exception as error:
@@ -651,7 +651,7 @@ def _stop_context(sc: SparkContext) -> None:
 
 
 @contextlib.contextmanager
-def _stopped_within(sc: SparkContext, seconds: float) -> Iterator[None]:
+def _kill_unless_stopped(sc: SparkContext, seconds: float) -> Iterator[None]:
     """Kill the JVM that this process started if its context does not stop in time."""
     process = vars(sc._gateway).get("proc") if getattr(sc, "_gateway", None) else None
     if process is None:

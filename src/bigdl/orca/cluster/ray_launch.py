@@ -76,7 +76,7 @@ def start_ray(
     """
     require("ray", "ray")
     if "logging_level" not in (options or {}):
-        cleanup.enter_context(_raylet_lines_shortened())
+        cleanup.enter_context(_shorten_raylet_messages())
     # ignore a value inherited from another program with a Ray
     loopback = {_SEVERAL_NODES: "0" if host == LOOPBACK else None}
     debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray overwrites it
@@ -92,7 +92,7 @@ def start_ray(
     node_settings = {"parent": os.getpid(), "directory": directory}
     process = supervisor.start("ray-head", node_settings, lock=folder.descriptor)
     cleanup.callback(supervisor.end, process)
-    cleanup.callback(_end_rest, directory)
+    cleanup.callback(_kill_remaining_processes, directory)
     options = {
         "include_dashboard": False,
         **(options or {}),
@@ -320,7 +320,7 @@ _LONG = 200
 
 
 @contextlib.contextmanager
-def _raylet_lines_shortened() -> Iterator[None]:
+def _shorten_raylet_messages() -> Iterator[None]:
     """Shorten the raylet's messages about dead workers, which the job reports, too."""
     from ray._private import worker
 
@@ -359,7 +359,7 @@ def _disconnect() -> None:
         ray.shutdown()
 
 
-def _end_rest(directory: str) -> None:
+def _kill_remaining_processes(directory: str) -> None:
     """Kill the remaining processes of a Ray that was started here."""
     if supervisor.end_marked(directory):
         logger.warning("Ray's processes did not end by themselves and were killed")

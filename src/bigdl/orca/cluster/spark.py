@@ -270,8 +270,8 @@ class SparkCluster:
         return f": {reasons}" if reasons else ""
 
     @contextlib.contextmanager
-    def tasks_stay(self) -> Iterator[None]:
-        """Let tasks wait for the executor with their data, however long it is busy.
+    def keep_tasks_local(self) -> Iterator[None]:
+        """Make Spark run tasks only on the executor with their data, even if it is busy for long.
 
         By default Spark moves them to another executor after 3 s, which fails if only one executor
         can read the data. A setting of the program is kept.

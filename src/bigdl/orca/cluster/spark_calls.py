@@ -321,7 +321,7 @@ def error_of(cause: str, location: str, rank: int = -1, code: str = UsageError.c
         return UsageError(message, code=code)
     if "PYTHON_VERSION_MISMATCH" in cause:
         return UsageError(
-            versions.another_python(cause), code="version-unsupported", package="python"
+            versions.python_mismatch(cause), code="version-unsupported", package="python"
         )
     return WorkerError(rank, error_class, cause, location=location)
 

@@ -130,7 +130,7 @@ class Machine:
     defaults: frozenset[str] = frozenset()
 
     @classmethod
-    def this_one(cls, towards: tuple[str, int] | None = None) -> Machine:
+    def of_this_process(cls, towards: tuple[str, int] | None = None) -> Machine:
         """Describe this process; its address is that of the route to the cluster."""
         return cls(
             environ=dict(os.environ),
@@ -500,7 +500,7 @@ def connect(request: ContextRequest, *, log_output: bool = False) -> launch.Laun
     """
     if family(request.mode) == "standalone" and not request.master:
         return _start_standalone(request, log_output)
-    machine = _with_environment(request, Machine.this_one(_reach(request)))
+    machine = _with_environment(request, Machine.of_this_process(_reach(request)))
     described = submission(request, machine)
     callbacks: dict[str, Any] = {}
     if family(request.mode) == "yarn":
@@ -532,7 +532,7 @@ def submit_program(request: ContextRequest) -> int:
     UsageError
         If the cluster is unreachable or a required setting is missing.
     """
-    machine = Machine.this_one()
+    machine = Machine.of_this_process()
     submission(request, machine)  # raise errors before packing
     _reach(request)
     logger.info("Submitting the program with cluster_mode=%s", request.mode)
@@ -632,7 +632,7 @@ def _start_standalone(request: ContextRequest, log_output: bool) -> launch.Launc
         )
         resources.callback(cluster.stop)
         conf = {"spark.master": cluster.master, **request.conf}
-        machine = replace(Machine.this_one(), address=LOOPBACK)
+        machine = replace(Machine.of_this_process(), address=LOOPBACK)
         described = submission(replace(request, conf=conf), machine)
         properties = {
             **described.properties,

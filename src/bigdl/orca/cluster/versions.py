@@ -69,7 +69,7 @@ def spark_release() -> tuple[int, int]:
     return release(pyspark.__version__)
 
 
-def another_python(workers: str) -> str:
+def python_mismatch(workers: str) -> str:
     """Return advice for Spark workers whose Python version differs from the program's.
 
     Parameters
@@ -318,7 +318,7 @@ def computed(frame: DataFrame) -> DataFrame:
     return rows
 
 
-def settings_for_every_task(session: SparkSession) -> dict[str, str]:
+def all_tasks_settings(session: SparkSession) -> dict[str, str]:
     """Return SQL settings under which a stage runs all tasks, even without input rows.
 
     Spark 3.5 removes the tasks of Arrow functions when it detects an empty input.

@@ -29,7 +29,7 @@ from bigdl.orca.cluster.spark_calls import (
     task_directory,
     unreachable,
 )
-from bigdl.orca.cluster.versions import settings_for_every_task
+from bigdl.orca.cluster.versions import all_tasks_settings
 from bigdl.orca.engines import rank0
 from bigdl.orca.engines.dynamic_workers import DecommissionWatch, DynamicWorkers, StageRepeated
 from bigdl.runtime.channel import Unreachable
@@ -320,7 +320,7 @@ class SparkJob(Job):
             return stage.rdd  # plans the query
 
     def _settings(self):
-        return {**self._input_plan.settings, **settings_for_every_task(self._spark)}
+        return {**self._input_plan.settings, **all_tasks_settings(self._spark)}
 
     def _mapped(self, frame, spec):
         is_barrier = not self._is_dynamic

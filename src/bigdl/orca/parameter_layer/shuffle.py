@@ -349,7 +349,7 @@ class ShuffleTransport(Transport):
         self._state = None
         with contextlib.ExitStack() as opened:
             opened.enter_context(quiet(self._sc))  # entering it for each job would cost time
-            opened.enter_context(cluster.tasks_stay())
+            opened.enter_context(cluster.keep_tasks_local())
             ship_modules(self._sc)
             number = opened.enter_context(job_number())
             shipped = self._sc.broadcast(cloudpickle.dumps(program))

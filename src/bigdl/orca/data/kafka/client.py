@@ -111,7 +111,7 @@ def partitions_of(consumer: Consumer, topics: list[str]) -> list[tuple[str, int]
     return retry_while_unavailable(list_partitions)
 
 
-def ends_of(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+def offset_bounds(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
     """Return the first offset of a partition, and the offset after its last record."""
     topic_partition = confluent_kafka().TopicPartition(topic, partition)
     return retry_while_unavailable(

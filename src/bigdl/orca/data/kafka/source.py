@@ -20,7 +20,7 @@ from bigdl.common.timeouts import BROKER_S, SOURCE_POLL_S
 from bigdl.orca.data.kafka.client import (
     confluent_kafka,
     consumer_of,
-    ends_of,
+    offset_bounds,
     partitions_of,
     settings_of,
 )
@@ -122,7 +122,7 @@ class KafkaReader(DataSourceStreamReader):
         return consumer_of(self._settings, "bigdl-kafka-source")
 
     def _ends(self, topic: str, number: int) -> tuple[int, int]:
-        return ends_of(self._consumer(), topic, number)
+        return offset_bounds(self._consumer(), topic, number)
 
     def _by_topic(self, offset_of: Any) -> Offsets:
         offsets: Offsets = {topic: {} for topic in self._topics}

@@ -26,7 +26,7 @@ from bigdl.orca.data.utils import process_spark_xshards
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.connect import parallelize
 from bigdl.orca.data.xshards.frames import F, frames_of, quoted, safe_names
-from bigdl.orca.data.xshards.shards import DATA_FRAME, keeping_failures
+from bigdl.orca.data.xshards.shards import DATA_FRAME, capture_failures
 from bigdl.orca.settings import OrcaContext
 from bigdl.runtime.shards.values import split_evenly
 
@@ -273,7 +273,7 @@ def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
     """
     rdd = frames_of(frame, names=names)
     if finish is not None:
-        rdd = keeping_failures(rdd.map(finish))
+        rdd = capture_failures(rdd.map(finish))
     nodes = active_spark_or_local().nodes
     shards = process_spark_xshards(SparkXShards.lazy(rdd, class_name), nodes)
     return SparkXShards(shards.rdd, class_name=shards.type.get("class_name"))
@@ -865,5 +865,5 @@ def _read_with_pandas(format: str, file_path, options: dict[str, Any]):
 
         task: Any = ray.remote(lambda files: [read(files)])
         return RayXShards([task.remote(files) for files in groups])
-    rdd = keeping_failures(parallelize(groups, number).map(read))
+    rdd = capture_failures(parallelize(groups, number).map(read))
     return SparkXShards(rdd, class_name=None if options.get("squeeze") else DATA_FRAME)

@@ -116,7 +116,7 @@ def computing(sc: SparkContext | None) -> Iterator[None]:
     The task then does not fail. Otherwise Spark would retry the function several times and hide the
     error in Spark and Java stack traces.
     """
-    if sc is None:  # Spark Connect, see keeping_failures
+    if sc is None:  # Spark Connect, see capture_failures
         yield
         return
     sc.setLocalProperty(_COMPUTING, "true")
@@ -131,7 +131,7 @@ def with_failures(shards: Iterable) -> Iterable:
     return _with_failure(shards) if _task().getLocalProperty(_COMPUTING) else shards
 
 
-def keeping_failures(rdd: RDD) -> RDD:
+def capture_failures(rdd: RDD) -> RDD:
     """Apply :func:`with_failures` to the partitions of an RDD."""
     # Spark Connect jobs have no local properties, so failures always become elements
     keep = _with_failure if rdd.context is None else with_failures

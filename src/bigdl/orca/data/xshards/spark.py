@@ -38,9 +38,9 @@ from bigdl.orca.data.xshards.shards import (
     SERIES,
     FailedShard,
     PartitionSummary,
+    capture_failures,
     collected,
     computing,
-    keeping_failures,
     known_class_name,
     partition_by,
     repartition,
@@ -268,14 +268,14 @@ def unwrap_shared_values(func: Callable, args: Sequence[Any]) -> list[Any]:
     """
     if not any(isinstance(each, SharedValue) for each in args):
         return list(args)
-    takes_itself = _parameters_whose_value_is_read(func)
+    takes_itself = _shared_parameters(func)
     return [
         each.value if isinstance(each, SharedValue) and index not in takes_itself else each
         for index, each in enumerate(args, start=1)
     ]
 
 
-def _parameters_whose_value_is_read(func: Callable) -> set[int]:
+def _shared_parameters(func: Callable) -> set[int]:
     """Return the positions of parameters whose ``.value`` the function's code reads."""
     func = getattr(func, "__func__", func)  # of a method, whose first parameter is the instance
     code = getattr(inspect.unwrap(func), "__code__", None)
@@ -375,7 +375,7 @@ class SparkXShards(XShards):
         The result is lazy if these XShards are, and else computed immediately.
         """
         if OrcaContext._eager_mode and not self.is_lazy:
-            rdd = keeping_failures(rdd)
+            rdd = capture_failures(rdd)
             rdd = persistence.detached(rdd)
         else:
             persistence.hold(rdd, self.rdd, *others)
