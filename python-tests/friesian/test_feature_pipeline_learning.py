@@ -469,7 +469,7 @@ def test_arguments_that_do_not_fit_are_refused_when_they_are_recorded(wrong):
 
 
 ROWS = {
-    "no column": ({}, r"has no \['item'\]"),
+    "no column": ({}, r"lacks the columns \['item'\]"),
     "text for a number": ({"item": "3"}, "should be of type int"),
     "too large": ({"item": 2**31}, "cannot hold"),
     "truth for a number": ({"item": True}, "should be of type int"),

@@ -163,7 +163,7 @@ def test_candidates_whose_features_are_lost_are_left_out(cluster, one_process):
         (
             "[{items: [1, 5], recall: 'a:1', features: 'a:2'},"
             " {items: [5, 9], recall: 'a:1', features: 'a:2'}]",
-            "Two shards have items 5",
+            "Two shards contain items 5",
         ),
     ],
 )

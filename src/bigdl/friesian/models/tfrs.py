@@ -77,7 +77,7 @@ def _wrapped(tf: Any, base: type, inner: Any) -> Any:
         def call(self, inputs):
             return self.model(inputs)
 
-        def _losses(self, inputs, training):
+        def _step_losses(self, inputs, training):
             loss = tf.reduce_mean(self.model.compute_loss(inputs, training=training))
             extra = tf.add_n(self.model.losses) if self.model.losses else tf.zeros_like(loss)
             return {"loss": loss, "regularization_loss": extra, "total_loss": loss + extra}
@@ -87,13 +87,13 @@ def _wrapped(tf: Any, base: type, inner: Any) -> Any:
 
         def train_step(self, inputs):
             with tf.GradientTape() as tape:
-                losses = self._losses(inputs, True)
+                losses = self._step_losses(inputs, True)
             weights = self.model.trainable_variables
             gradients = tape.gradient(losses["total_loss"], weights)
             self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
             return self._with_metrics(losses)
 
         def test_step(self, inputs):
-            return self._with_metrics(self._losses(inputs, False))
+            return self._with_metrics(self._step_losses(inputs, False))
 
     return RowwiseModel()
