@@ -538,7 +538,7 @@ def test_what_does_not_go_with_them_is_refused(tmp_path):
     with pytest.raises(UsageError, match="restore_best_weights"):
         fit(estimator_of(2, tmp_path), callbacks=[stopping])
     saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "m.keras"))
-    with pytest.raises(UsageError, match="cannot write the model"):
+    with pytest.raises(UsageError, match="cannot save the model"):
         fit(estimator_of(2, tmp_path), callbacks=[saving])
 
 

@@ -184,7 +184,7 @@ def test_what_is_no_text_is_refused(orca_spark, frame, trained):
         est.fit(frame, validation_data=numbers, **FIT, **COLUMNS)
     with refused("data-dtype", "'city'", "int32"):
         est.fit(numbers, **FIT, **COLUMNS)
-    with pytest.raises(UsageError, match="'city' takes int32 and the data has texts"):
+    with pytest.raises(UsageError, match="'city' takes int32 and the data has text"):
         estimator(config={"numbers": True}).fit(frame, **FIT, **COLUMNS)
     with pytest.raises(UsageError, match="'city' of the targets holds text"):
         est.fit(frame, **FIT, feature_cols=["city", "age"], label_cols="city")
