@@ -763,7 +763,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_fit(crew, tmp_path):
                 shutil.rmtree(run)
                 run.write_text("in the way")
 
-    with pytest.raises(OSError, match="run-"):
+    with pytest.raises(UsageError, match="run-"):
         Run(crew, tmp_path).fit(4, callbacks=[Spoils()])
 
 
