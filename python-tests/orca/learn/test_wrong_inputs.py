@@ -197,7 +197,7 @@ WORKER = [
     (
         {},
         {"callbacks": [EarlyStopping("f1")]},
-        "The callback EarlyStopping monitors 'f1', which is no metric of the epoch; its metrics are",
+        "The callback EarlyStopping monitors 'f1', which is no metric of the epoch; its metrics",
         UsageError,
     ),
 ]
