@@ -60,7 +60,15 @@ class FeedGroup(Feed):
             return feed.prepare(cluster, num_workers, name=key)
         if all(isinstance(f, PackedFeed) and f.needs_packing(cluster) for f in self.feeds.values()):
             packed = cast("Mapping[str, PackedFeed]", self.feeds)
-            return prepare_packed(packed, cluster, num_workers)
+            plans: list[InputPlan] = []
+            first = next(iter(packed.values()))
+            for key, feed in packed.items():
+                reference = first if plans else None
+                plan = feed.from_files(cluster, num_workers, key, reference)
+                if plan is None:
+                    return prepare_packed(packed, cluster, num_workers)
+                plans.append(plan)
+            return _combine_plans(plans)
         return _combine_plans(
             [f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()]
         )

@@ -228,6 +228,26 @@ class PackedFeed(ColumnFeed):
         """Return True if rows must be packed in cells to reach the cluster's workers."""
         return True
 
+    def from_files(
+        self,
+        cluster: Cluster,
+        num_workers: int,
+        name: str,
+        reference: PackedFeed | None = None,
+    ) -> InputPlan | None:
+        """Return the plan in which workers read the rows from files, or None if they cannot.
+
+        Parameters
+        ----------
+        cluster : Cluster
+        num_workers : int
+        name : str
+            Name of the input's shards.
+        reference : PackedFeed, optional
+            See :meth:`cells`.
+        """
+        return None
+
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         return prepare_packed({name: self}, cluster, num_workers)
 

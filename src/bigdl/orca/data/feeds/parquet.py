@@ -14,24 +14,19 @@ import logging
 import os
 from typing import Any, cast
 
-import numpy as np
-
 from bigdl.common.errors import UsageError
-from bigdl.data.lake_tables.table import LakeTable, cut, read_ranges
-from bigdl.orca.data.arrow_types import cast_to_spec, spark_type
+from bigdl.data.lake_tables.table import LakeTable
+from bigdl.orca.data.arrow_types import spark_type
 from bigdl.orca.data.feeds import feed_of
 from bigdl.orca.data.feeds.packing import ColumnFeed
+from bigdl.orca.data.feeds.row_ranges import plan_of_ranges
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.lake_tables import is_lake, open_table
 from bigdl.runtime.cluster import Cluster
-from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode, fitted_specs
+from bigdl.runtime.shards.columns import ColumnSpec, column_spec, fitted_specs
 from bigdl.runtime.shards.feed import Feed, InputPlan, RowPredictor, RowSampler
-from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.values import grouped
 
 logger = logging.getLogger("bigdl.orca")
-
-_BATCH_BYTES = 512 << 10  # approximate size of a record batch
 
 
 class ParquetFeed(ColumnFeed):
@@ -157,26 +152,7 @@ class ParquetFeed(ColumnFeed):
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         specs = self.specs
         columns = self._table.columns([spec.name for spec in specs])
-        ranges = cut(self._ranges, num_workers)
-        batch_rows = _batch_rows(specs)
-
-        def read(batches, open_spool):
-            writer = open_spool(name, specs)
-            worker_ranges = ranges[open_spool.rank]
-            writer.expect(sum(each.rows for each in worker_ranges))
-            for sequence, arrays in enumerate(read_ranges(columns, worker_ranges, batch_rows)):
-                values_of_columns = [
-                    (spec.name, key, values)
-                    for spec, array in zip(specs, arrays, strict=True)
-                    for key, values in decode(spec, cast_to_spec(spec, array))
-                ]
-                # a batch is small enough to be transposed to rows in the CPU cache
-                leaves, values = grouped(values_of_columns)
-                contiguous = [np.ascontiguousarray(each) for each in values]
-                writer.append(0, sequence, len(arrays[0]), leaves, contiguous)
-            return {name: Shard(writer.finish())}
-
-        return InputPlan(None, read)
+        return plan_of_ranges(columns, self._ranges, specs, num_workers, name)
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
         """Return the rows with predictions, as a Spark, Ray or pandas frame.
@@ -218,9 +194,3 @@ class ParquetFeed(ColumnFeed):
 def _table_path(version: str | None) -> str:
     """Return format and path of a versioned table name, without the version."""
     return (version or "").rpartition("@")[0]
-
-
-def _batch_rows(specs):
-    scalars = sum(spec.ndim == 0 and spec.kind == "plain" for spec in specs)
-    # rows with arrays may be long, because their lengths are unknown
-    return max(1024, _BATCH_BYTES // (8 * max(1, scalars))) if scalars == len(specs) else 4096

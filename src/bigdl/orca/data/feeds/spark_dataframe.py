@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ from bigdl.runtime.shards.shard import Shard
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+logger = logging.getLogger("bigdl.orca")
 
 _BATCH_BYTES = 64 << 20  # maximum size of an Arrow batch
 _NEAR = 0.05  # maximum difference of near-equal partition sizes, relative to their mean
@@ -82,6 +85,9 @@ class SparkDataFrameFeed(PackedFeed):
         self.specs = [fitted.get(spec.name, spec) for spec in self.specs]
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
+        from_files = self.from_files(cluster, num_workers, name)
+        if from_files is not None:
+            return from_files
         if cluster.moves_rows_by == "ray" or not self._is_cached_in(num_workers):
             return super().prepare(cluster, num_workers, name=name)
         direct = self.direct(name)
@@ -89,6 +95,29 @@ class SparkDataFrameFeed(PackedFeed):
         direct.accept = _near_equal
         direct.otherwise = functools.partial(super().prepare, cluster, num_workers, name=name)
         return direct
+
+    def from_files(
+        self,
+        cluster: Cluster,
+        num_workers: int,
+        name: str,
+        reference: PackedFeed | None = None,
+    ) -> InputPlan | None:
+        # only for shuffled rows: each worker gets a contiguous part of them
+        is_shuffled = self.config.get("shuffle", True)
+        if cluster.moves_rows_by != "spark" or spark_plan.is_connect(self.frame) or not is_shuffled:
+            return None
+        from bigdl.orca.data.feeds.row_ranges import plan_of_ranges
+        from bigdl.orca.data.lake_tables.scans import row_ranges_of
+
+        specs = self._specs_like(reference)
+        selected = self.frame.select([_quoted(spec.name) for spec in specs])
+        found = row_ranges_of(selected)
+        way = (
+            "pass through Spark" if found is None else "are read from Parquet files by the workers"
+        )
+        logger.debug("The rows of %s %s", self.name or name, way)
+        return None if found is None else plan_of_ranges(*found, specs, num_workers, name)
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> DataFrame:
         """Return a lazy DataFrame with predictions, all columns and the order of rows."""
@@ -213,3 +242,7 @@ def _suggestion(column, names):
     lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(column.lower(), lower, n=1)
     return f"; did you mean '{lower[near[0]]}'?" if near else ""
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
+from bigdl.data.lake_tables.table import KEY, DataFile, RowRange, TableColumns
 from bigdl.orca.cluster.scan import Scan, scan_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_schema, to_arrow
@@ -49,13 +50,18 @@ class RowGroups:
     ----------
     path : str
     groups : tuple of int
-    count : int
-        Number of rows in the row groups.
+    counts : tuple of int
+        Number of rows in each row group.
     """
 
     path: str
     groups: tuple[int, ...]
-    count: int
+    counts: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of rows in the row groups."""
+        return sum(self.counts)
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """Yield record batches of at most `rows` rows with the columns of a schema."""
@@ -205,6 +211,38 @@ def _file_tasks(df: DataFrame) -> tuple[list[list[RowGroups]], pa.Schema] | None
     return None if groups is None else (groups, pa.schema(columns))
 
 
+def row_ranges_of(df: DataFrame) -> tuple[TableColumns, list[RowRange]] | None:
+    """Return the file columns and rows of a DataFrame that only selects columns of files.
+
+    Returns
+    -------
+    columns : TableColumns
+        In the order of the DataFrame's columns.
+    row_ranges : list of RowRange
+        In the order of the DataFrame's rows.
+    None
+        If Spark must read the files.
+    """
+    tasks = _file_tasks(df)
+    if tasks is None:
+        return None
+    groups, schema = tasks
+    files = [each for task in groups for each in task]
+    if not files:
+        return None
+    fields = tuple(
+        pa.field(name, column.type, metadata={KEY: column.name.encode()})
+        for name, column in zip(df.columns, schema, strict=True)
+    )
+    ranges = [
+        RowRange(DataFile(open_file_system(each.path)[1]), group, 0, rows)
+        for each in files
+        for group, rows in zip(each.groups, each.counts, strict=True)
+        if rows
+    ]
+    return TableColumns(files[0].path, fields), ranges
+
+
 def _is_common(type_: pa.DataType) -> bool:
     """Return True for types that Spark, Arrow and Parquet represent equally."""
     if pa.types.is_date32(type_):
@@ -263,7 +301,7 @@ def row_groups_of(
             indices = [i for i, (middle, _) in enumerate(groups[path]) if start <= middle < stop]
             count += len(indices)
             if indices:
-                rows = sum(groups[path][i][1] for i in indices)
+                rows = tuple(groups[path][i][1] for i in indices)
                 tasks[-1].append(RowGroups(path, tuple(indices), rows))
     # Spark must read files that changed after it listed them
     return tasks if count == sum(map(len, groups.values())) else None
