@@ -242,7 +242,7 @@ def test_what_cannot_be_loaded_is_told_in_one_sentence(plain, tmp_path):
     (tmp_path / "text").write_text("no model")
     for verb, path, message in (
         ("load", folder, "is a SavedModel, which Keras 3 cannot load as a model; load it with"),
-        ("load", tmp_path / "empty", "holds no model.keras; use load_checkpoint"),
+        ("load", tmp_path / "empty", "the folder has no model.keras; use load_checkpoint"),
         ("load", tmp_path / "text", "neither a Keras nor an HDF5 file"),
         ("load", tmp_path / "nothing", "cannot be read"),
         ("load_weights", prefix, "a TensorFlow checkpoint, which Keras 3 does not read"),

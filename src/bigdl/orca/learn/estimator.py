@@ -137,7 +137,7 @@ class PredictingEstimator(ABC):
         return None
 
     def _scores(self, output: str) -> Scores:
-        """Return what the model's outputs mean.
+        """Return the meaning of the model's outputs: logits or probabilities, classes or labels.
 
         Parameters
         ----------
@@ -147,7 +147,7 @@ class PredictingEstimator(ABC):
         Raises
         ------
         UsageError
-            If that is not known.
+            If the meaning is unknown.
         """
         raise unknown_scores(output, "unknown")
 
@@ -289,7 +289,7 @@ class TrainingEstimator(PredictingEstimator):
         )
 
     def _fields(self) -> dict[str, object]:
-        """Return what a representation shows: model, backend and the metrics of the last epoch."""
+        """Return the fields of the representation: model, backend and metrics of the last epoch."""
         options, history = self._options, self._training.position.history
         model = getattr(self._parts, "model", None)
         return {

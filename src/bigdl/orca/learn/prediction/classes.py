@@ -1,7 +1,7 @@
-"""Classes and probabilities from the outputs of a classifier: ``predict(..., output="class")``.
+"""Conversion of a classifier's outputs to classes or probabilities.
 
-The loss that a model was trained with says what its outputs are: logits, probabilities or their
-logarithms, of exclusive classes or of independent labels.
+``predict(..., output="class")`` uses it. The loss of the training determines the meaning of the
+outputs: logits, probabilities or log-probabilities of exclusive classes or of independent labels.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Scores:
     ----------
     form : {"logits", "probabilities", "log_probabilities"}
     are_exclusive : bool
-        True for one score per class, of which one is true; False for independent labels, such as
-        the single output of a binary classifier.
+        True for exclusive classes with one score each; False for independent labels, such as the
+        single output of a binary classifier.
     axis : int
         Axis of the classes.
     """
@@ -43,9 +43,10 @@ class Scores:
     axis: int = 1
 
     def classes(self, scores: np.ndarray) -> np.ndarray:
-        """Return int64 classes; of independent labels 1 from a probability of 0.5 on.
+        """Return int64 classes; independent labels are 1 if their probability is at least 0.5.
 
-        The axis of a single label is dropped, so a classifier returns one integer per row.
+        The axis of a single label is dropped, so that a binary classifier returns one integer per
+        row.
         """
         if self.are_exclusive:
             return np.asarray(scores.argmax(self.axis), np.int64)
@@ -54,7 +55,7 @@ class Scores:
         return np.asarray(scores >= (0.0 if self.form == "logits" else 0.5), np.int64)
 
     def probabilities(self, scores: np.ndarray) -> np.ndarray:
-        """Return probabilities in the shape and dtype of the scores."""
+        """Return probabilities with the shape and dtype of the scores."""
         if self.form == "probabilities":
             return scores
         if self.form == "log_probabilities":
@@ -88,7 +89,7 @@ class ClassifierModel:
         return self.model.squeezes
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__") or name == "model":  # asked while it is unpickled
+        if name.startswith("__") or name == "model":  # requested during unpickling
             raise AttributeError(name)
         return getattr(self.model, name)
 
@@ -99,7 +100,7 @@ class ClassifierModel:
             (returned,) = returned
         if isinstance(returned, dict | list | tuple):
             raise UsageError(
-                f"output={self.output!r} takes a model with one output, it returned "
+                f"output={self.output!r} needs a model with one output, but it returned "
                 f'{len(returned)}; use output="raw"',
                 code="model-output",
                 argument="output",
@@ -108,9 +109,9 @@ class ClassifierModel:
         is_short = self.scores.are_exclusive and scores.ndim < 2
         if is_short or scores.dtype.kind != "f":
             raise UsageError(
-                f"output={self.output!r} takes a model that returns floating-point scores"
+                f"output={self.output!r} needs a model that returns floating-point scores"
                 + (" of each class" if self.scores.are_exclusive else "")
-                + f', it returned {scores.dtype} of shape {scores.shape}; use output="raw"',
+                + f', but it returned {scores.dtype} of shape {scores.shape}; use output="raw"',
                 code="model-output",
                 argument="output",
             )
@@ -161,11 +162,11 @@ def _in_task(
 
 
 def unknown_scores(output: str, loss: str) -> UsageError:
-    """Return the error for a model whose loss does not say what its outputs mean."""
+    """Return the error for a model whose loss does not determine the meaning of its outputs."""
     return UsageError(
-        f"output={output!r} needs a loss that says what the model's outputs mean, such as "
-        f'CrossEntropyLoss or BCEWithLogitsLoss, here it is {loss}; use output="raw" and convert '
-        "the predictions",
+        f"output={output!r} needs a loss that determines the meaning of the outputs, such as "
+        f'CrossEntropyLoss or BCEWithLogitsLoss, but the loss is {loss}; use output="raw" and '
+        "convert the predictions",
         code="argument-conflict",
         argument="output",
     )

@@ -789,11 +789,11 @@ RayXShards or a ray.data.Dataset
             the conversion.
         output : {"raw", "class", "probability"}
             ``"raw"`` (default): the model's outputs, such as logits. ``"class"``: int64 classes of
-            a classifier, one per row; of several independent labels one column of 0 and 1 each.
-            ``"probability"``: the probability of each class or label. The loss says whether the
-            outputs are logits, log-probabilities or probabilities: ``CrossEntropyLoss``,
-            ``NLLLoss``, ``BCEWithLogitsLoss``, ``BCELoss``, their functions in
-            ``torch.nn.functional``, or the loss of a Hugging Face model.
+            a classifier, one per row, or 0 and 1 per label for several independent labels.
+            ``"probability"``: the probability of each class or label. The loss determines whether
+            the outputs are logits, log-probabilities or probabilities. Supported losses are
+            ``CrossEntropyLoss``, ``NLLLoss``, ``BCEWithLogitsLoss``, ``BCELoss``, their functions
+            in ``torch.nn.functional``, and the loss of a Hugging Face model.
 
         Returns
         -------

@@ -229,11 +229,11 @@ _SCORES: dict[Any, Scores] = {
     ),
     **dict.fromkeys((nn.BCELoss, F.binary_cross_entropy), Scores("probabilities", False)),
 }
-"""What the outputs of a model mean, by its loss."""
+"""Meaning of a model's outputs, by its loss."""
 
 
 def torch_scores(parts: ModelParts, output: str) -> Scores:
-    """Return what a model's outputs mean, by its loss or the configuration of Hugging Face.
+    """Return the meaning of a model's outputs, from its loss or its Hugging Face configuration.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def torch_scores(parts: ModelParts, output: str) -> Scores:
     Raises
     ------
     UsageError
-        If the loss does not say it.
+        If the loss does not determine it.
     """
     loss = parts.build_loss()
     if loss is None:

@@ -539,9 +539,9 @@ RayXShards or a ray.data.Dataset
             the model returns a dict.
         output : {"raw", "class", "probability"}
             ``"raw"`` (default): the model's outputs. ``"class"``: int64 classes of a classifier,
-            one per row; of several independent labels one column of 0 and 1 each.
-            ``"probability"``: the probability of each class or label. The model is compiled with a
-            categorical or binary cross-entropy, which says what the outputs are.
+            one per row, or 0 and 1 per label for several independent labels. ``"probability"``: the
+            probability of each class or label. The model must be compiled with a categorical or
+            binary cross-entropy, which determines the meaning of the outputs.
 
         Returns
         -------

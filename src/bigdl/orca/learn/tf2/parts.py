@@ -283,7 +283,7 @@ _EXCLUSIVE = ("categorical_crossentropy", "sparse_categorical_crossentropy")
 
 
 def keras_scores(model: keras.Model, output: str) -> Scores:
-    """Return what the outputs of a compiled Keras model mean, by its loss.
+    """Return the meaning of a compiled Keras model's outputs, from its loss.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ def keras_scores(model: keras.Model, output: str) -> Scores:
     Raises
     ------
     UsageError
-        If the loss does not say it.
+        If the loss does not determine it.
     """
     import keras
 
@@ -302,11 +302,11 @@ def keras_scores(model: keras.Model, output: str) -> Scores:
     if isinstance(loss, list | tuple) and len(loss) == 1:
         (loss,) = loss
     try:
-        found = keras.losses.get(loss)
+        loss_function = keras.losses.get(loss)
     except (ValueError, TypeError):
-        found = None
-    settings = found.get_config() if isinstance(found, keras.losses.Loss) else {}
-    name = getattr(found, "__name__", settings.get("name"))
+        loss_function = None
+    settings = loss_function.get_config() if isinstance(loss_function, keras.losses.Loss) else {}
+    name = getattr(loss_function, "__name__", settings.get("name"))
     form: ScoreForm = "logits" if settings.get("from_logits") else "probabilities"
     if name in _EXCLUSIVE:
         return Scores(form, True, settings.get("axis", -1))
