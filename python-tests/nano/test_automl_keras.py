@@ -389,7 +389,7 @@ def test_two_processes_and_two_threads_search(tmp_path):
         ),
         ({}, {"direction": "maximize"}, "must be 'minimize', not 'maximize'"),
         ({}, {"target_metric_mode": "mean"}, "'mean' is not recognized"),
-        ({}, {"n_trials": None}, "when to end"),
+        ({}, {"n_trials": None}, "A search needs an end"),
         ({}, {"sampler": SamplerType.Grid}, "Only `space.Categorical` is supported"),
     ],
 )

@@ -291,7 +291,7 @@ def test_a_searcher_stands_alone():
         ({"direction": "up"}, "'minimize' or 'maximize'"),
         ({"mode": "first"}, "mode should be one of 'best', 'last'"),
         ({"n_trials": 0}, "n_trials should be"),
-        ({"n_trials": None}, "when to end"),
+        ({"n_trials": None}, "A search needs an end"),
         ({"sampler": "magic"}, "sampler must be one of"),
         ({"model": Line(0.1)}, "no search space"),
     ],
