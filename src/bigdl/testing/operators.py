@@ -115,7 +115,9 @@ def assert_executors_agree(
     by_files, batch = pq.read_table(target), pipeline.transform_batch(_batch(every))
     for what, made in (("files", by_files), ("a batch", batch)):
         assert_same_values(made.to_pydict(), expected, tolerance, f"{what} differ from Spark")
-        assert_same_values(_kinds(made), _kinds(wanted), what=f"{what} have other types")
+        assert_same_values(
+            _column_types(made), _column_types(wanted), what=f"{what} have other types"
+        )
     schema = {name: each.dtype for name, each in pipeline.feature_schema().items()}
     assert_same_values(schema, _inner(wanted), what="feature_schema() has other types")
     by_row = [pipeline.transform_row(row) for row in every.to_pylist()]
@@ -123,12 +125,12 @@ def assert_executors_agree(
     return wanted
 
 
-def _kinds(table: pa.Table | pa.RecordBatch) -> dict[str, str]:
+def _column_types(table: pa.Table | pa.RecordBatch) -> dict[str, str]:
     return {each.name: column_types.of_arrow(each.type) for each in table.schema}
 
 
 def _inner(table: pa.Table) -> dict[str, str]:
-    return {name: column_types.innermost(dtype)[0] for name, dtype in _kinds(table).items()}
+    return {name: column_types.innermost(dtype)[0] for name, dtype in _column_types(table).items()}
 
 
 def _batch(table: pa.Table) -> pa.RecordBatch:
@@ -259,7 +261,9 @@ class OperatorContract:
             some, empty = (pipeline.transform_batch(_batch(each)) for each in (self.rows, none))
             assert empty.schema == some.schema, f"{each}: {empty.schema} instead of {some.schema}"
             made = pipeline.transform(_frame(self.spark(), none)).df
-            assert dict(made.dtypes) == _kinds(some), f"{each}: {made.dtypes}, not {_kinds(some)}"
+            assert dict(made.dtypes) == _column_types(some), (
+                f"{each}: {made.dtypes}, not {_column_types(some)}"
+            )
 
     def test_tables_and_pipelines_agree(self, tmp_path: Path) -> None:
         """Check that a table operator gives equal results when recorded, saved and loaded."""

@@ -250,12 +250,12 @@ def reshaped(network, shapes: Any):
     wanted = parse_shapes(shapes, network)
     if all(network.inputs[i].partial_shape == shape for i, shape in wanted.items()):
         return network
-    twin = network.clone()
+    clone = network.clone()
     with as_usage_error(
         f"The network cannot have inputs {shapes}", text=reason, code="argument-value"
     ):
-        twin.reshape(wanted)
-    return twin
+        clone.reshape(wanted)
+    return clone
 
 
 def loose_shapes(network) -> dict[int, Any]:

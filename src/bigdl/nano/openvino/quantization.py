@@ -246,14 +246,14 @@ class Quantizer:
 
     def _made(self, make: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
         """Call a function of NNCF with a copy of the network that accepts the data's batches."""
-        twin, shapes = _for_any_batch(self.network)
+        clone, shapes = _for_any_batch(self.network)
         sentence = "NNCF cannot quantize the network with these data"
         with (
             as_usage_error(sentence, text=reason, code="model-unsupported"),
             quiet(),
             kept_signal_stack(),
         ):
-            made = make(twin, subset_size=len(self.batches), **keywords)
+            made = make(clone, subset_size=len(self.batches), **keywords)
         made.reshape(shapes)
         return made
 
@@ -325,12 +325,12 @@ def _constant_behind(value: Any) -> Any:
 def _for_any_batch(network):
     """Return a copy that takes any batch size, and the network's shapes."""
     shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
-    twin = network.clone()
+    clone = network.clone()
     try:
-        twin.reshape(loose_shapes(network))
+        clone.reshape(loose_shapes(network))
     except RuntimeError:  # the batch size is fixed
         return network.clone(), shapes
-    return twin, shapes
+    return clone, shapes
 
 
 def _outputs(network, batches) -> list:
@@ -364,8 +364,8 @@ def _is_compressed(value: Any) -> bool:
 
 def _restored(network, name: str, original) -> Any:
     """Return a copy of a quantized network with one layer restored to floating point."""
-    twin = network.clone()
-    layer = next(op for op in twin.get_ops() if op.get_friendly_name() == name)
+    clone = network.clone()
+    layer = next(op for op in clone.get_ops() if op.get_friendly_name() == name)
     for position, port in enumerate(layer.inputs()):
         value = port.get_source_output()
         before = _unquantized(value)
@@ -373,7 +373,7 @@ def _restored(network, name: str, original) -> Any:
             before = _constant_of(original, position)
         if before is not None:
             port.replace_source_output(before)
-    return twin
+    return clone
 
 
 def _constant_of(original, position: int):

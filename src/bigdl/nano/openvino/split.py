@@ -208,11 +208,11 @@ class _Graph:
                 raise SplitError("An input of the network has no rows")
             side = _COMMON if index in self._common else _PER_ROW
             rows = openvino.PartialShape([-1, *list(shape)[1:]])
-            twin = ops.parameter(rows, parameter.get_element_type(), name=_name(parameter))
+            part_input = ops.parameter(rows, parameter.get_element_type(), name=_name(parameter))
             if port_name(parameter.output(0)) in forbidden:
                 unsigned.append(_name(parameter))
-            inputs[side].append(twin)
-            self._values[parameter.get_name(), 0] = _Plain(side, twin.output(0))
+            inputs[side].append(part_input)
+            self._values[parameter.get_name(), 0] = _Plain(side, part_input.output(0))
         if not all(inputs.values()):
             raise SplitError("The inputs of the network are all common or all per row")
         for node in network.get_ordered_ops():
@@ -223,15 +223,23 @@ class _Graph:
             ops.result(self._for_all_rows(self._of(node.input(0))))
             for node in network.get_results()
         ]
-        common = [(out, twin) for side, out, twin in self._lifted.values() if side == _COMMON]
-        per_row = [(out, twin) for side, out, twin in self._lifted.values() if side == _PER_ROW]
+        common = [
+            (out, joint_input)
+            for side, out, joint_input in self._lifted.values()
+            if side == _COMMON
+        ]
+        per_row = [
+            (out, joint_input)
+            for side, out, joint_input in self._lifted.values()
+            if side == _PER_ROW
+        ]
         if not common or not per_row:
             raise SplitError(
                 "The outputs of the network depend on only the common or only the per-row inputs"
             )
         width, packed = self._pack(per_row)
         first = [ops.result(out) for out, _ in common]
-        joint = [*(twin.get_node() for _, twin in common), self._packed]
+        joint = [*(joint_input.get_node() for _, joint_input in common), self._packed]
         models = [
             openvino.Model(first, inputs[_COMMON], "common"),
             openvino.Model([ops.result(packed)], inputs[_PER_ROW], "own"),
@@ -260,11 +268,11 @@ class _Graph:
             columns.append(flat if is_float else ops.convert(flat, "f32"))
         self._packed.set_partial_shape(openvino.PartialShape([-1, sum(sizes)]))
         cuts = ops.variadic_split(self._packed, 1, ops.constant(np.array(sizes)))
-        for index, (out, twin) in enumerate(per_row):
+        for index, (out, joint_input) in enumerate(per_row):
             part = self._with_rows(cuts.output(index), _fixed(_sizes(out)) or ())
             if out.get_element_type() != openvino.Type.f32:
                 part = ops.convert(part, out.get_element_type().get_type_name()).output(0)
-            for each in list(twin.get_target_inputs()):
+            for each in list(joint_input.get_target_inputs()):
                 each.replace_source_output(part)
         return sum(sizes), ops.concat(columns, 1)
 
@@ -287,9 +295,11 @@ class _Graph:
             if shape.rank.is_dynamic or not len(shape):
                 raise SplitError("A part of the network returns no rows")
             rows = openvino.Dimension(1 if side == _COMMON else -1)
-            twin = self._ops.parameter(openvino.PartialShape([rows, *list(shape)[1:]]), dtype)
-            twin.set_friendly_name(f"cut{len(self._lifted)}")
-            self._lifted[key] = side, output, twin.output(0)
+            joint_input = self._ops.parameter(
+                openvino.PartialShape([rows, *list(shape)[1:]]), dtype
+            )
+            joint_input.set_friendly_name(f"cut{len(self._lifted)}")
+            self._lifted[key] = side, output, joint_input.output(0)
         return self._lifted[key][2]
 
     def _plain(self, value: _Value) -> _Plain:

@@ -40,8 +40,8 @@ def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
     from openvino import opset13
     from openvino._offline_transformations import apply_make_stateful_transformation
 
-    twin = network.clone()
-    parameters, results = twin.get_parameters(), twin.get_results()
+    clone = network.clone()
+    parameters, results = clone.get_parameters(), clone.get_results()
     for index, (before, after) in enumerate(pairs):
         # The names of the variables are composed of these.
         parameters[before].set_friendly_name(f"before.{index}")
@@ -55,22 +55,22 @@ def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
         selected = opset13.gather(value, rows, axis)
         for reader in readers:
             reader.replace_source_output(selected.output(0))
-    twin.add_parameters([rows])
+    clone.add_parameters([rows])
     with as_usage_error("The network cannot keep its cache", text=reason, code="model-unsupported"):
         listed = [(parameters[before], results[after]) for before, after in pairs]
-        apply_make_stateful_transformation(twin, listed)
+        apply_make_stateful_transformation(clone, listed)
         count = opset13.gather(
-            opset13.shape_of(twin.inputs[0]), opset13.constant([0], np.int64), axis
+            opset13.shape_of(clone.inputs[0]), opset13.constant([0], np.int64), axis
         )
-        for op in twin.get_ops():
+        for op in clone.get_ops():
             if op.get_type_name() == "ReadValue":
                 sizes = op.get_output_partial_shape(0)
                 inner = [1, sizes[1].get_length(), 0, sizes[3].get_length()]
                 shape = opset13.concat([count, opset13.constant(inner[1:], np.int64)], 0)
                 zero = opset13.constant(0, op.get_output_element_type(0))
                 op.set_arguments([opset13.broadcast(zero, shape).output(0)])
-        twin.validate_nodes_and_infer_types()
-    return twin
+        clone.validate_nodes_and_infer_types()
+    return clone
 
 
 def is_stateful(network: Any) -> bool:

@@ -184,12 +184,12 @@ def _fixed_batch_size(network) -> int | None:
             f"The first dimension of every input should be the rows, but they have {sorted(fixed)}",
             code="model-unsupported",
         )
-    rows, twin = fixed.pop(), network.clone()
+    rows, clone = fixed.pop(), network.clone()
     try:
-        twin.reshape(loose_shapes(twin))
+        clone.reshape(loose_shapes(clone))
     except RuntimeError:  # a constant in the network fixes the number of rows
         return rows
-    outputs = [port.partial_shape for port in twin.outputs]
+    outputs = [port.partial_shape for port in clone.outputs]
     takes_any = all(s.rank.is_static and len(s) and s[0].is_dynamic for s in outputs)
     return None if takes_any else rows
 
