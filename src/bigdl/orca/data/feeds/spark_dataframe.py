@@ -112,12 +112,10 @@ class SparkDataFrameFeed(PackedFeed):
 
         specs = self._specs_like(reference)
         selected = self.frame.select([_quoted(spec.name) for spec in specs])
-        found = row_ranges_of(selected)
-        way = (
-            "pass through Spark" if found is None else "are read from Parquet files by the workers"
-        )
-        logger.debug("The rows of %s %s", self.name or name, way)
-        return None if found is None else plan_of_ranges(*found, specs, num_workers, name)
+        ranges = row_ranges_of(selected)
+        source = "Spark" if ranges is None else "Parquet files"
+        logger.debug("The workers read the rows of %s from %s", self.name or name, source)
+        return None if ranges is None else plan_of_ranges(*ranges, specs, num_workers, name)
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> DataFrame:
         """Return a lazy DataFrame with predictions, all columns and the order of rows."""
