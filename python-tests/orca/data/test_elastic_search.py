@@ -275,7 +275,7 @@ def test_a_value_that_does_not_fit_names_its_field(server, config):
         elastic_search.read_df(config, "odd").collect()
     server.index("odd", {"day": {"type": "date"}}, [{"day": "2/1/2020"}])
     with pytest.raises(
-        Exception, match=r"The field day of a document is '2/1/2020', which is no time"
+        Exception, match=r"The field day of a document is '2/1/2020', which is not of type"
     ):
         elastic_search.read_df(config, "odd").collect()
 
