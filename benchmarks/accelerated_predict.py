@@ -80,8 +80,8 @@ def predictions(frame):
 
 
 def ratios(runs, side, clock):
-    found = [one[clock] / other[clock] for one, other in zip(runs[EAGER], runs[side], strict=True)]
-    return {"median": statistics.median(found), "least": min(found), "most": max(found)}
+    values = [one[clock] / other[clock] for one, other in zip(runs[EAGER], runs[side], strict=True)]
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
 def benchmark(spark, args):
@@ -95,14 +95,14 @@ def benchmark(spark, args):
         options = {} if name == EAGER else {"accelerate": name}
         sides[name] = est.predict(frame, feature_cols=["x"], batch_size=args.batch, **options)
         seconds[name] = time.perf_counter() - began
-    found = {name: predictions(side) for name, side in sides.items()}  # loads the models as well
-    expected, runs = found[EAGER], {name: [] for name in sides}
+    outputs = {name: predictions(side) for name, side in sides.items()}  # loads the models as well
+    expected, runs = outputs[EAGER], {name: [] for name in sides}
     for _ in range(args.repeats):
         for name, side in sides.items():
             runs[name].append(measured(side))
     results = []
     for name in sides:
-        error = float(np.linalg.norm(found[name] - expected) / np.linalg.norm(expected))
+        error = float(np.linalg.norm(outputs[name] - expected) / np.linalg.norm(expected))
         if error > args.tolerance:
             raise SystemExit(f"{name}: the rows differ from eager's by {error:.3g}")
         results.append(

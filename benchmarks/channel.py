@@ -124,20 +124,20 @@ def measure(name):
         target=worker, args=(kind, side.address, theirs)
     )
     process.start()
-    found = [ours.recv(), ours.recv()]
+    messages = [ours.recv(), ours.recv()]
     begin = time.perf_counter()
     ours.send("go")
     side.store.get("data")
     taken = 0
     for start in range(0, SIZE, CHUNK):
         taken += len(side.store.get(f"data/{start}"))
-    found.append(time.perf_counter() - begin)
+    messages.append(time.perf_counter() - begin)
     assert taken == SIZE
     ours.send("end")
     process.join()
-    found += [meet(kind, side.address, at_once) for at_once in (False, True)]
+    messages += [meet(kind, side.address, at_once) for at_once in (False, True)]
     side.close()
-    return found
+    return messages
 
 
 def main():

@@ -124,11 +124,11 @@ def run(options) -> list[dict]:
         what, victim = options.of[number % kinds], VICTIMS[number // kinds % 2]
         count = generator.randint(1, options.kills)
         moments = sorted(generator.uniform(0, seconds[what]) for _ in range(count))
-        found = trial(what, victim, moments, generator.random(), undisturbed)
+        result = trial(what, victim, moments, generator.random(), undisturbed)
         # what else the machine does may have ended since, and nobody is killed after the end
-        seconds[what] = min(seconds[what], found["seconds"])
-        if found["killed"]:
-            trials.append({**found, "undisturbed_s": seconds[what]})
+        seconds[what] = min(seconds[what], result["seconds"])
+        if result["killed"]:
+            trials.append({**result, "undisturbed_s": seconds[what]})
             print(json.dumps(trials[-1]), flush=True)
     return trials
 
@@ -172,21 +172,21 @@ class Killer(threading.Thread):
         for moment in self._moments:
             if self._over.wait(max(0.0, started + moment - time.monotonic())):
                 return
-            found = victims(self._victim)
-            if found:
+            processes = victims(self._victim)
+            if processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    self._generator.choice(found).kill()
+                    self._generator.choice(processes).kill()
                     self.killed += 1
 
 
 def victims(kind: str) -> list[psutil.Process]:
     """Return the child processes of a type, oldest first."""
-    found = []
+    processes = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if is_executor(process) if kind == "executor" else is_worker(process):
-                found.append(process)
-    return sorted(found, key=lambda process: process.pid)
+                processes.append(process)
+    return sorted(processes, key=lambda process: process.pid)
 
 
 def is_executor(process) -> bool:
@@ -256,9 +256,9 @@ def train_tables(kind: str) -> list[np.ndarray]:
         model = est.get_model()
         rows = [model.table.to_arrow(field=field) for field in range(2)]
         state = est.get_state_dict()["optimizers"][0]["state"]
-    found = [np.stack(each[name].to_numpy(False)) for each in rows for name in each.column_names]
+    arrays = [np.stack(each[name].to_numpy(False)) for each in rows for name in each.column_names]
     sums = [value["sum"].numpy() for value in state.values()]
-    return [*found, *sums, *(value.detach().numpy() for value in model.rest.parameters())]
+    return [*arrays, *sums, *(value.detach().numpy() for value in model.rest.parameters())]
 
 
 USERS = 400

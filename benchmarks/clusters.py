@@ -197,12 +197,12 @@ def measure(name, repeats):
     return {"first": first, "rounds": rounds}
 
 
-def report(name, found):
-    rounds = found["rounds"]
+def report(name, result):
+    rounds = result["rounds"]
     print(f"\n### {name}: seconds from the start of the process\n")
     moments = ["session", "both executors", "imports", "fit", "end"]
     print(f"| program | {' | '.join(moments)} |\n|---|{'---|' * len(moments)}")
-    rows = {"orca, first program": [found["first"]]}
+    rows = {"orca, first program": [result["first"]]}
     rows.update({kind: [each[kind] for each in rounds] for kind in rounds[0]})
     for kind, times in rows.items():
         cells = [
@@ -225,12 +225,12 @@ def main():
     options = parser.parse_args()
     results = {}
     for name in options.clusters:
-        found = measure(name, options.repeats)
-        if found is None:
+        result = measure(name, options.repeats)
+        if result is None:
             print(f"{name}: cannot run here")
             continue
-        report(name, found)
-        results[name] = found
+        report(name, result)
+        results[name] = result
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 

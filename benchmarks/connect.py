@@ -46,11 +46,11 @@ def engine_side(engine, frame):
     started = time.perf_counter()
     feed = as_feed(frame, COLUMNS[:-1], COLUMNS[-1:])
     with engine.open(_epochs_program(COLUMNS), feed, WORKERS) as job:
-        found = job.attempt()
+        results = job.attempt()
         ended = time.perf_counter()
-    rows = sum(r["rows"] for r in found)
-    rest = max(r["later"] for r in found)
-    return {FIRST: rows / (ended - started - rest), LATER: rows / max(r[LATER] for r in found)}
+    rows = sum(r["rows"] for r in results)
+    rest = max(r["later"] for r in results)
+    return {FIRST: rows / (ended - started - rest), LATER: rows / max(r[LATER] for r in results)}
 
 
 def distributor_side(frame, rows):
@@ -192,7 +192,7 @@ def main():
             for _ in range(options.warm_up):
                 for side in ("classic", "connect"):
                     sides[side].run(side)
-            found = [{s: sides[s].run(s) for s in SIDES} for _ in range(options.repeats)]
+            rounds = [{s: sides[s].run(s) for s in SIDES} for _ in range(options.repeats)]
         finally:
             for program in programs:
                 program.close()
@@ -201,13 +201,15 @@ def main():
     print(f"{rows} rows of {len(COLUMNS)} columns, {WORKERS} workers, rows/s")
     for side in SIDES:
         for phase in (FIRST, LATER):
-            print(f"{side:14} {phase:12} {statistics.median(r[side][phase] for r in found):14,.0f}")
+            print(
+                f"{side:14} {phase:12} {statistics.median(r[side][phase] for r in rounds):14,.0f}"
+            )
     for other in ("distributor", "classic", "connect rank0"):
         for phase in (FIRST, LATER):
-            ratios = [r["connect"][phase] / r[other][phase] for r in found]
+            ratios = [r["connect"][phase] / r[other][phase] for r in rounds]
             print(f"connect / {other:14} {phase:12} {spread(ratios)}")
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1))
+        Path(options.json).write_text(json.dumps(rounds, indent=1))
 
 
 SIDES = ("classic", "connect", "connect rank0", "distributor")

@@ -47,9 +47,9 @@ def main() -> None:
         options.repeats, options.millions = 2, options.millions[:1]
     settings = [Setting(rate, 0, size) for rate in options.rates for size in options.millions]
     with tempfile.TemporaryDirectory() as folder, hosts(Path(folder), spark=False) as control:
-        found = measured(settings, options.repeats, Path(folder) / "hosts", control)
+        measurements = measured(settings, options.repeats, Path(folder) / "hosts", control)
     print("| links | Implementation | seconds | to gloo by hand |\n|---|---|---|---|")
-    for setting, of_sides in found.items():
+    for setting, of_sides in measurements.items():
         reference = statistics.median(of_sides[BY_HAND])
         for side, seconds in of_sides.items():
             median = statistics.median(seconds)
@@ -61,7 +61,7 @@ def main() -> None:
 
 def measured(settings, repeats: int, place: Path, control) -> dict[Setting, dict[str, list]]:
     """Return the seconds of a sum by every implementation, in all repeats."""
-    found: dict[Setting, dict[str, list]] = {}
+    measurements: dict[Setting, dict[str, list]] = {}
     with contextlib.ExitStack() as opened:
         crews: dict[str, list[Remote]] = {}
         for layout in PORTS:
@@ -78,8 +78,8 @@ def measured(settings, repeats: int, place: Path, control) -> dict[Setting, dict
         for setting in settings:
             for host in (f"host{number}" for number in range(1, HOSTS + 1)):
                 control("limit", host, setting.rate)
-            found[setting] = in_turn(SIDES, setting, ask, repeats, warm_ups=1)
-    return found
+            measurements[setting] = in_turn(SIDES, setting, ask, repeats, warm_ups=1)
+    return measurements
 
 
 def work(layout: str, rank: int) -> None:

@@ -319,7 +319,7 @@ class Worker:
 
 def measure(part, model, options):
     """Return the seconds of each implementation in every repeat, and its report."""
-    found, workers = {}, {}
+    measurements, workers = {}, {}
     with tempfile.TemporaryDirectory(prefix="bigdl-defaults-") as cache:
         try:
             for side in SIDES[part]:
@@ -330,18 +330,18 @@ def measure(part, model, options):
                 for side in sides:
                     time.sleep(0.3)  # threads of the side before may still spin
                     answer = workers[side].run()
-                    entry = found.setdefault(side, {"seconds": [], "told": ""})
+                    entry = measurements.setdefault(side, {"seconds": [], "told": ""})
                     entry["seconds"].append(answer["seconds"])
                     entry["told"] = answer["told"]
         finally:
             for each in workers.values():
                 each.close()
-    return {side: found[side] for side in SIDES[part]}
+    return {side: measurements[side] for side in SIDES[part]}
 
 
-def report(part, model, found):
-    base = found[SIDES[part][0]]["seconds"]
-    for side, entry in found.items():
+def report(part, model, measurements):
+    base = measurements[SIDES[part][0]]["seconds"]
+    for side, entry in measurements.items():
         ratios = [before / after for before, after in zip(base, entry["seconds"], strict=True)]
         milliseconds = 1000 * statistics.median(entry["seconds"])
         print(
@@ -371,8 +371,8 @@ def main(argv=None):
     for part in options.only:
         for model in MODELS[part]:
             if options.models is None or model in options.models:
-                results[f"{part} {model}"] = found = measure(part, model, options)
-                report(part, model, found)
+                results[f"{part} {model}"] = measurements = measure(part, model, options)
+                report(part, model, measurements)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=1)

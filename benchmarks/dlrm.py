@@ -329,9 +329,9 @@ def torchrec_side(options, side, numbers, ids, labels):
             run_config=RunConfig(storage_path=folder),
         )
         trainer.fit()
-        found = [json.loads(path.read_text()) for path in Path(folder).glob("seconds-*")]
+        reports = [json.loads(path.read_text()) for path in Path(folder).glob("seconds-*")]
     ray.shutdown()
-    return [max(each[0] for each in found)], sum(each[1] for each in found), None
+    return [max(each[0] for each in reports)], sum(each[1] for each in reports), None
 
 
 def torchrec_loop(config):
@@ -554,16 +554,16 @@ def speed(options):
         sides += ["keras.fit"]
     wanted = options.sides or ["bigdl", "growing", "plain", "fbgemm", "torchrec", OURS_ON_THEIRS]
     sides = [side for side in sides if side.partition(",")[0] in wanted]
-    found = {side: [] for side in sides}
+    measurements = {side: [] for side in sides}
     for repeat in range(options.repeats):
         for side in sides:
-            found[side].append(in_child(options, side, seed=repeat))
-            print(f"  {side}: {found[side][-1]}", file=sys.stderr)
+            measurements[side].append(in_child(options, side, seed=repeat))
+            print(f"  {side}: {measurements[side][-1]}", file=sys.stderr)
     small = {s: in_child(options, s, rows=1000, epochs=1)["peak"] for s in sides}
     rows = sum(fields_of(options.rows))
     ours = ("bigdl", "growing", "keras, ", OURS_ON_THEIRS)
     others = [side for side in sides if not side.startswith(ours)]
-    of_others = [statistics.median(f["samples_s"] for f in found[side]) for side in others]
+    of_others = [statistics.median(f["samples_s"] for f in measurements[side]) for side in others]
     best = max(of_others, default=float("nan"))
     print(
         f"\n{options.model}, {rows:,} rows of {WIDTH}, batches of {options.batch_size:,}, "
@@ -574,29 +574,29 @@ def speed(options):
         "CPU seconds for a million | memory / table and state |\n|---|---|---|---|---|"
     )
     for side in sides:
-        rates = sorted(each["samples_s"] for each in found[side])
+        rates = sorted(each["samples_s"] for each in measurements[side])
         is_wide = side in ("plain, Adagrad", "keras.fit")
         state = 4 * rows * (2 * WIDTH if is_wide else WIDTH + 1)
-        memory = statistics.median(f["peak"] - small[side] for f in found[side]) / state
+        memory = statistics.median(f["peak"] - small[side] for f in measurements[side]) / state
         median = statistics.median(rates)
-        cpu = statistics.median(each["cpu"] for each in found[side])
+        cpu = statistics.median(each["cpu"] for each in measurements[side])
         print(
             f"| {side} | {median:,.0f} ({rates[0]:,.0f} to {rates[-1]:,.0f}) | {median / best:.2f} "
             f"| {cpu:.1f} | {memory:.2f} |"
         )
-    return found
+    return measurements
 
 
 def aucs(options):
     """Return the AUC of two workers with sharded tables and with dense gradients, by seed."""
     print("| seed | dense | sharded | difference |\n|---|---|---|---|")
-    found = []
+    aucs_by_run = []
     for seed in range(options.auc):
         changes = {"seed": seed, "rows": options.auc_rows, "test": 200_000, "adagrad": True}
         a, b = (in_child(options, side, **changes)["auc"] for side in ("dense, 2×1", "bigdl, 2×1"))
-        found.append((a, b))
+        aucs_by_run.append((a, b))
         print(f"| {seed} | {a:.5f} | {b:.5f} | {b - a:+.5f} |", flush=True)
-    return found
+    return aucs_by_run
 
 
 def child(arguments):
@@ -640,11 +640,11 @@ def main():
     if options.quick:
         options.rows, options.samples, options.repeats = 100_000, 40_000, 1
     options.seed, options.test, options.adagrad = 0, None, False
-    found = aucs(options) if options.auc else speed(options)
+    report = aucs(options) if options.auc else speed(options)
     print(f"\nPython {platform.python_version()}, torch {torch.__version__}")
     if options.json:
         with open(options.json, "w") as file:
-            json.dump(found, file, indent=1)
+            json.dump(report, file, indent=1)
 
 
 if __name__ == "__main__":

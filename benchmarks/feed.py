@@ -46,16 +46,16 @@ def bigdl_side(data, columns, workers):
     started = time.perf_counter()
     feed = as_feed(data, columns[:-1], columns[-1:])
     with SparkEngine().open(program, feed, workers) as job:
-        found = job.attempt()
+        results = job.attempt()
         ended = time.perf_counter()
-    rows = sum(r["rows"] for r in found)
-    rest = max(r["later"] for r in found)
+    rows = sum(r["rows"] for r in results)
+    rest = max(r["later"] for r in results)
     out = {"first epoch": rows / (ended - started - rest)}
     for phase in ("later epoch", "later epoch, shuffled"):
-        out[phase] = rows / max(r[phase] for r in found)
-    out["anonymous MB"] = max(r["anonymous"] for r in found) / 2**20
-    out["mapped MB"] = max(r["mapped"] for r in found) / 2**20
-    out["batch MB"] = found[0]["batch"] / 2**20
+        out[phase] = rows / max(r[phase] for r in results)
+    out["anonymous MB"] = max(r["anonymous"] for r in results) / 2**20
+    out["mapped MB"] = max(r["mapped"] for r in results) / 2**20
+    out["batch MB"] = results[0]["batch"] / 2**20
     return out
 
 
@@ -261,16 +261,18 @@ def measure(name, frame, columns, folder, options):
                 sides[side]()
     if "ray" in sides:
         sides["ray"]()
-    found = {side: [] for side in sides}
+    measurements = {side: [] for side in sides}
     for repeat in range(options.repeats):
         for side, run in sides.items():
-            found[side].append(run())
-            print(f"  {name} {repeat + 1}/{options.repeats} {side}: {_short(found[side][-1])}")
+            measurements[side].append(run())
+            print(
+                f"  {name} {repeat + 1}/{options.repeats} {side}: {_short(measurements[side][-1])}"
+            )
     for table in (frame, some, other):
         table.unpersist()
-    for result in found.get("bigdl", ()):
+    for result in measurements.get("bigdl", ()):
         result["first epoch of the process"] = cold
-    return rows, found
+    return rows, measurements
 
 
 def _short(result):
@@ -279,8 +281,10 @@ def _short(result):
     )
 
 
-def ratio(found, side, phase, base):
-    values = [a[phase] / b[phase] for a, b in zip(found[side], found[base], strict=True)]
+def ratio(measurements, side, phase, base):
+    values = [
+        a[phase] / b[phase] for a, b in zip(measurements[side], measurements[base], strict=True)
+    ]
     return statistics.median(values), min(values), max(values)
 
 
@@ -299,11 +303,11 @@ GATES = [
 NUMERIC_ONLY = {("parquet", "first epoch", "ray")}  # gates that one table has to meet
 
 
-def report(name, rows, found):
+def report(name, rows, measurements):
     print(f"\n{name}: {rows} rows, batches of {BATCH}\n")
     print("| Implementation | phase | Mrows/s, median | range |")
     print("|---|---|---|---|")
-    for side, results in found.items():
+    for side, results in measurements.items():
         for phase in results[0]:
             values = [r[phase] for r in results]
             unit = 1 if "MB" in phase else 1e6
@@ -314,16 +318,16 @@ def report(name, rows, found):
     print("\n| Implementation | phase | against | ratio, median | range | gate |")
     print("|---|---|---|---|---|---|")
     for side, phase, base, gate in GATES:
-        if side not in found or base not in found:
+        if side not in measurements or base not in measurements:
             continue
         if (side, phase, base) in NUMERIC_ONLY and "numeric" not in name:
             gate = None
-        middle, low, high = ratio(found, side, phase, base)
+        middle, low, high = ratio(measurements, side, phase, base)
         verdict = "" if gate is None else f">= {gate:g}: {'met' if middle >= gate else 'MISSED'}"
         print(f"| {side} | {phase} | {base} | {middle:.1f} | {low:.1f}-{high:.1f} | {verdict} |")
     for side in ("bigdl", "parquet"):
-        if side in found:
-            _report_memory(side, found[side])
+        if side in measurements:
+            _report_memory(side, measurements[side])
 
 
 def _report_memory(side, results):
@@ -384,8 +388,8 @@ def main():
         f"{pyspark.__version__}, pyarrow {pyarrow.__version__}, ray {_version('ray')}, "
         f"{options.workers} workers, {os.cpu_count()} cores, {_cpu()}; measured"
     )
-    for name, (rows, found) in results.items():
-        report(name, rows, found)
+    for name, (rows, measurements) in results.items():
+        report(name, rows, measurements)
     if options.json:
         with open(options.json, "w") as file:
             json.dump({n: {"rows": r, "sides": f} for n, (r, f) in results.items()}, file, indent=1)

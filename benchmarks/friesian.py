@@ -307,12 +307,12 @@ def pandas_sessions(_, source, target):
     columns = np.arange(HISTORY)
     inside = columns < length[:, None]
     places = np.where(inside, kept[:, None] - length[:, None] + columns, 0)
-    found = frame.iloc[kept].reset_index(drop=True)
+    selected = frame.iloc[kept].reset_index(drop=True)
     for name in ("item", "category"):
         values = np.where(inside, frame[name].to_numpy()[places], 0).astype(np.int32)
-        found[f"{name}_hist_seq"] = list(values)
-    found["item_hist_seq_mask"] = list(inside.astype(np.int32))
-    _write_pandas(found, target)
+        selected[f"{name}_hist_seq"] = list(values)
+    selected["item_hist_seq_mask"] = list(inside.astype(np.int32))
+    _write_pandas(selected, target)
 
 
 def polars_sessions(_, source, target):
@@ -340,7 +340,7 @@ def polars_sessions(_, source, target):
     columns = np.arange(HISTORY)
     inside = columns < length[:, None]
     places = np.where(inside, kept[:, None] - length[:, None] + columns, 0)
-    found = frame[kept].drop("place", "row")
+    selected = frame[kept].drop("place", "row")
     lists = [
         _polars_lists(f"{name}_hist_seq", np.where(inside, frame[name].to_numpy()[places], 0))
         for name in ("item", "category")
@@ -348,7 +348,7 @@ def polars_sessions(_, source, target):
     lists.append(_polars_lists("item_hist_seq_mask", inside))
     shutil.rmtree(target, ignore_errors=True)
     os.makedirs(target)
-    found.with_columns(lists).write_parquet(f"{target}/part-0.parquet", compression="snappy")
+    selected.with_columns(lists).write_parquet(f"{target}/part-0.parquet", compression="snappy")
 
 
 def _polars_lists(name, values):
@@ -383,12 +383,12 @@ def cpu_seconds():
 
 def own_memory():
     """Return the unshared memory of this process and its children in MB."""
-    found = 0
+    resident = 0
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             memory = process.memory_info()
-            found += memory.rss - memory.shared
-    return found / 1e6
+            resident += memory.rss - memory.shared
+    return resident / 1e6
 
 
 def measured(work):
@@ -410,23 +410,23 @@ def measured(work):
 
 def repeated(sides, repeats):
     """Return {implementation: [metrics of each repeat]}; the first repeat is the cold one."""
-    found = {name: [] for name in sides}
+    measurements = {name: [] for name in sides}
     for repeat in range(repeats + 1):
         for name, work in sides.items():
-            found[name].append(measured(work))
-            print(f"  {repeat} {name:9s} {found[name][-1]['wall']:8.2f} s", flush=True)
-    return found
+            measurements[name].append(measured(work))
+            print(f"  {repeat} {name:9s} {measurements[name][-1]['wall']:8.2f} s", flush=True)
+    return measurements
 
 
-def print_table(found, base):
+def print_table(measurements, base):
     print(
         f"\n{'side':10s} {'cold s':>8s} {'warm s':>8s} {'warm cpu s':>10s} {'peak MB':>8s}", end=""
     )
     print(f" {base + ' / cold':>14s} {base + ' / warm':>14s}")
-    for name, runs in found.items():
+    for name, runs in measurements.items():
         warm = statistics.median(run["wall"] for run in runs[1:])
         cpu = statistics.median(run["cpu"] for run in runs[1:])
-        pairs = zip(found[base], runs, strict=True)
+        pairs = zip(measurements[base], runs, strict=True)
         cold_ratio, *ratios = [first["wall"] / run["wall"] for first, run in pairs]
         memory = max(run["memory"] for run in runs)
         print(f"{name:10s} {runs[0]['wall']:8.2f} {warm:8.2f} {cpu:10.2f} {memory:8.0f}", end="")
@@ -452,9 +452,9 @@ def check_equal(folder, sides, is_sessions):
                 values = pd.Series([bytes(np.asarray(each, np.int32)) for each in values])
             keys = keys * np.uint64(1_000_003) + pd.util.hash_array(values.to_numpy())
         rows.update(np.sort(keys).tobytes())
-        found = (len(frame), names, rows.hexdigest())
-        wanted = wanted or (side, found)
-        assert found == wanted[1], f"{side} and {wanted[0]} differ: {found} {wanted[1]}"
+        content = (len(frame), names, rows.hexdigest())
+        wanted = wanted or (side, content)
+        assert content == wanted[1], f"{side} and {wanted[0]} differ: {content} {wanted[1]}"
 
 
 def main():

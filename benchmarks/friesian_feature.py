@@ -180,11 +180,11 @@ def pandas_side(source, target):
 def check_equal(folder, sides):
     """Check that all implementations made the same encoded columns."""
     names = [*CATEGORIES, "c1_c2"]
-    found = {
+    digests = {
         side: pd.read_parquet(f"{folder}/{side}")[names].astype("int64").sum().to_dict()
         for side in sides
     }
-    assert len({json.dumps(each) for each in found.values()}) == 1, found
+    assert len({json.dumps(each) for each in digests.values()}) == 1, digests
 
 
 # -- report -------------------------------------------------------------------------------------
@@ -192,24 +192,24 @@ def check_equal(folder, sides):
 
 def repeated(sides, repeats):
     """Return {implementation: [{wall, cpu} of each repeat]} without the warm-up repeat."""
-    found = {name: [] for name in sides}
+    measurements = {name: [] for name in sides}
     for repeat in range(repeats + 1):
         for name, work in sides.items():
             figures = measured(work)
             if repeat:
-                found[name].append(figures)
-    return found
+                measurements[name].append(figures)
+    return measurements
 
 
-def print_table(title, found):
-    base = next(iter(found))
+def print_table(title, measurements):
+    base = next(iter(measurements))
     print(f"\n{title}")
     print(f"{'side':12s} {'wall s':>8s} {'cpu s':>8s} {'cpu / ' + base:>14s}")
-    for name, runs in found.items():
+    for name, runs in measurements.items():
         wall = statistics.median(run["wall"] for run in runs)
         cpu = statistics.median(run["cpu"] for run in runs)
         ratio = statistics.median(
-            run["cpu"] / first["cpu"] for run, first in zip(runs, found[base], strict=True)
+            run["cpu"] / first["cpu"] for run, first in zip(runs, measurements[base], strict=True)
         )
         print(f"{name:12s} {wall:8.2f} {cpu:8.2f} {ratio:14.2f}")
 

@@ -80,10 +80,10 @@ def plain(epochs, pinned, make, arrays, features, loss, batch_size, bf16):
                 batch = [each.cuda() for each in batch]
             optimizer.zero_grad()
             with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-                found = loss(model(*batch[:-1]), batch[-1])
-            found.backward()
+                loss_value = loss(model(*batch[:-1]), batch[-1])
+            loss_value.backward()
             optimizer.step()
-            total += found.detach()
+            total += loss_value.detach()
         float(total)
         yield len(columns[0]) / (time.perf_counter() - started)
 
@@ -138,9 +138,9 @@ def main():
             rates["plain"] += list(plain(arguments.epochs, False, *case))[1:]
             rates["BigDL"] += ours(arguments.epochs, *case)[1:]
         best = statistics.median(rates["BigDL"])
-        for side, found in rates.items():
-            middle = statistics.median(found)
-            spread = f"{middle:,.0f} ({min(found):,.0f}–{max(found):,.0f})"
+        for side, samples in rates.items():
+            middle = statistics.median(samples)
+            spread = f"{middle:,.0f} ({min(samples):,.0f}–{max(samples):,.0f})"
             print(f"| {name} | {side} | {spread} | {best / middle:.2f} |", flush=True)
 
 

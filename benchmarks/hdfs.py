@@ -68,22 +68,22 @@ def measured(folder: Path, options) -> dict[str, list[float]]:
             "DataFrame": lambda: spark.read.parquet(remote),
             "path, local": lambda: near,
         }
-        found: dict[str, list[float]] = {side: [] for side in sides}
+        measurements: dict[str, list[float]] = {side: [] for side in sides}
         for repeat in range(-options.warm_up, options.repeats):
             for side, data in sides.items():
                 rows_per_s = bigdl_side(data(), columns, WORKERS)["first epoch"]
                 if repeat >= 0:
-                    found[side].append(rows_per_s)
+                    measurements[side].append(rows_per_s)
         stop_orca_context()
-    return found
+    return measurements
 
 
-def report(rows: int, found: dict[str, list[float]]) -> None:
+def report(rows: int, measurements: dict[str, list[float]]) -> None:
     print(f"{rows:,} rows\n")
     print("| Implementation | million rows/s, median (range) | to `DataFrame` |\n|---|---|---|")
-    for side, each in found.items():
+    for side, each in measurements.items():
         millions = [rows_per_s / 1e6 for rows_per_s in each]
-        ratios = [own / base for own, base in zip(each, found["DataFrame"], strict=True)]
+        ratios = [own / base for own, base in zip(each, measurements["DataFrame"], strict=True)]
         print(f"| {side} | {spread(millions, 2)} | {spread(ratios, 2)} |")
 
 

@@ -183,17 +183,17 @@ class Sides:
                 names = sorted(map(str, Path(folder, "pictures").iterdir()))
                 chunks = [names[i : i + CHUNK] for i in range(0, len(names), CHUNK)]
                 tasks = [(chunk, folder, same) for chunk in chunks]
-                found.extend(self.pools[0].imap_unordered(detect, tasks))
+                batches.extend(self.pools[0].imap_unordered(detect, tasks))
 
             def describe():
-                self.pools[1].map(extract, [(ids, folder) for ids in found], chunksize=1)
+                self.pools[1].map(extract, [(ids, folder) for ids in batches], chunksize=1)
 
             def to_table():
                 boxes = self.spark.read.parquet(f"{folder}/boxes")
                 features = self.spark.read.parquet(f"{folder}/features")
                 boxes.join(features, "id").write.parquet(output)
 
-            found = []
+            batches = []
             return timed(files=to_files, detect=find, extract=describe, table=to_table)
 
     def map_in_pandas(self, table, output, same):
@@ -355,10 +355,10 @@ def measure(spark, options):
         apart = {
             side: differences(f"{folder}/{SIDES[0]}", f"{folder}/{side}") for side in SIDES[1:]
         }
-        found = pq.read_table(f"{folder}/{SIDES[0]}").to_pandas().sort_values("id")
+        predictions = pq.read_table(f"{folder}/{SIDES[0]}").to_pandas().sort_values("id")
         truth = pq.read_table(f"{folder}/table", columns=["id", "truth"]).to_pandas()
     frame = np.array([program.WIDTH, program.HEIGHT] * 2)
-    iou = program.overlaps(np.stack(found["box"]) / frame, np.stack(truth["truth"]))
+    iou = program.overlaps(np.stack(predictions["box"]) / frame, np.stack(truth["truth"]))
     return {
         "pictures": options.pictures,
         "runs": runs,

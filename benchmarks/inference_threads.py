@@ -155,13 +155,13 @@ def sides_of(name, clients):
 
 def measure(name, clients, options):
     sides = sides_of(name, clients)
-    found = {side: [] for side in sides}
+    measurements = {side: [] for side in sides}
     for side in sides.values():
         side(Clients(clients, min(options.seconds, 1)))
     for _ in range(options.repeats):
         for side, run in sides.items():
-            found[side].append(run(Clients(clients, options.seconds)))
-    return found
+            measurements[side].append(run(Clients(clients, options.seconds)))
+    return measurements
 
 
 def spread(values, digits=2):
@@ -169,13 +169,13 @@ def spread(values, digits=2):
     return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
 
 
-def report(name, clients, found):
-    for side, results in found.items():
+def report(name, clients, measurements):
+    for side, results in measurements.items():
         ratios = [
             spread(
                 [
                     ours["requests/s"] / base["requests/s"]
-                    for ours, base in zip(results, found[other], strict=True)
+                    for ours, base in zip(results, measurements[other], strict=True)
                 ]
             )
             for other in BASES
@@ -203,9 +203,9 @@ def main(argv=None):
     results = {}
     for name in options.models:
         for clients in options.threads:
-            found = measure(name, clients, options)
-            report(name, clients, found)
-            results[f"{name}, {clients}"] = found
+            measurements = measure(name, clients, options)
+            report(name, clients, measurements)
+            results[f"{name}, {clients}"] = measurements
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1))
 

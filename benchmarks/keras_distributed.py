@@ -49,18 +49,18 @@ def median_of(values):
 
 def in_turns(sides, repeats):
     """Return the results of every implementation in each round, without the first round."""
-    found = {name: [] for name in sides}
+    measurements = {name: [] for name in sides}
     for repeat in range(repeats + 1):
         for name in list(sides) if repeat % 2 else list(reversed(sides)):
             value = sides[name]()
             print(f"  {repeat} {name:14} {value:.5g}", flush=True)
             if repeat:
-                found[name].append(value)
-    return found
+                measurements[name].append(value)
+    return measurements
 
 
-def ratios(found, ours, theirs):
-    pairs = zip(found[ours], found[theirs], strict=True)
+def ratios(measurements, ours, theirs):
+    pairs = zip(measurements[ours], measurements[theirs], strict=True)
     return [a / b for a, b in pairs]
 
 
@@ -123,16 +123,16 @@ def measure_fit(options):
         return rows / statistics.median(watch.seconds[1:])
 
     def together():
-        found = est.fit((x, y), epochs=3, batch_size=batch, seed=0, profile=True, verbose=0)
-        return rows / statistics.median(each["epoch_s"] for each in found["profile"][1:])
+        history = est.fit((x, y), epochs=3, batch_size=batch, seed=0, profile=True, verbose=0)
+        return rows / statistics.median(each["epoch_s"] for each in history["profile"][1:])
 
-    found = in_turns({"plain Keras": alone, "two workers": together}, options.repeats)
-    ratio = ratios(found, "two workers", "plain Keras")
+    rates = in_turns({"plain Keras": alone, "two workers": together}, options.repeats)
+    ratio = ratios(rates, "two workers", "plain Keras")
     print("\n| rows/s | median (range) |\n|---|---|")
-    for name, values in found.items():
+    for name, values in rates.items():
         print(f"| {name} | {median_of(values)} |")
     print(f"| ratio | {median_of(ratio)} |")
-    return {"rows_per_s": found, "ratio": ratio}
+    return {"rows_per_s": rates, "ratio": ratio}
 
 
 # -- the exchange of gradients --------------------------------------------------------------------
@@ -194,7 +194,7 @@ def seconds_of_a_step(parameters, way, options):
     est = estimator(perceptron, {"parameters": parameters, "shuffle": False})
     rows = 8 * WORKERS * options.steps
     x = np.ones((rows, round((parameters / 4) ** 0.5)), np.float32)
-    found = est.fit(
+    history = est.fit(
         (x, x[:, 0]),
         epochs=4,
         batch_size=8 * WORKERS,
@@ -203,7 +203,7 @@ def seconds_of_a_step(parameters, way, options):
         profile=True,
         verbose=0,
     )
-    return statistics.median(each["mean_step_s"] for each in found["profile"][1:])
+    return statistics.median(each["mean_step_s"] for each in history["profile"][1:])
 
 
 def measure_reduce(options):
@@ -212,12 +212,15 @@ def measure_reduce(options):
     for parameters in options.parameters:
         print(f"\n{parameters / 1e6:g} million parameters, seconds of a step")
         sides = {way: partial(seconds_of_a_step, parameters, way, options) for way in ways}
-        found = in_turns(sides, options.repeats)
+        step_times = in_turns(sides, options.repeats)
         added = {
-            way: [1e3 * (own - none) for own, none in zip(found[way], found["none"], strict=True)]
+            way: [
+                1e3 * (own - none)
+                for own, none in zip(step_times[way], step_times["none"], strict=True)
+            ]
             for way in ways[1:]
         }
-        summary[f"{parameters / 1e6:g}"] = {"step_s": found, "added_ms": added}
+        summary[f"{parameters / 1e6:g}"] = {"step_s": step_times, "added_ms": added}
     print(
         "\n| parameters | step without exchange, ms | way | ms added to a step |\n|---|---|---|---|"
     )
@@ -226,8 +229,8 @@ def measure_reduce(options):
         for way, added in each["added_ms"].items():
             print(f"| {name} M | {alone:.3g} | {way} | {median_of(added)} |")
     if "12" in summary:
-        found = statistics.median(summary["12"]["added_ms"]["ours"])
-        print(f"\ngoal at 12 M: {GOAL_MS} ms, {'met' if found <= GOAL_MS else 'missed'}")
+        median = statistics.median(summary["12"]["added_ms"]["ours"])
+        print(f"\ngoal at 12 M: {GOAL_MS} ms, {'met' if median <= GOAL_MS else 'missed'}")
     return summary
 
 
@@ -271,13 +274,13 @@ def measure_frame(options):
         est.fit(frame, batch_size=batch, seed=0, verbose=0, **columns)
         return options.rows / (time.perf_counter() - began)
 
-    found = in_turns({"toPandas": collected, "fit(df)": distributed}, options.repeats)
-    ratio = ratios(found, "fit(df)", "toPandas")
+    measurements = in_turns({"toPandas": collected, "fit(df)": distributed}, options.repeats)
+    ratio = ratios(measurements, "fit(df)", "toPandas")
     print("\n| rows/s, end to end | median (range) |\n|---|---|")
-    for name, values in found.items():
+    for name, values in measurements.items():
         print(f"| {name} | {median_of(values)} |")
     print(f"| ratio | {median_of(ratio)} |")
-    return {"rows_per_s": found, "ratio": ratio}
+    return {"rows_per_s": measurements, "ratio": ratio}
 
 
 def main():

@@ -64,15 +64,15 @@ def main() -> int:
     if options.program:
         PROGRAMS[options.program](options.program, options.times)
         return 0
-    found = {}
+    results = {}
     print("| case | seconds to the sentence | good | left | the sentence, or what was wrong |")
     print("|---|---|---|---|---|")
     for case in options.of:
-        found[case] = run(case, options.times)
-        print(line_of(case, found[case], options.times), flush=True)
+        results[case] = run(case, options.times)
+        print(line_of(case, results[case], options.times), flush=True)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
-    return int(not all(is_good(case, found[case], options.times) for case in found))
+        options.json.write_text(json.dumps(results, indent=1))
+    return int(not all(is_good(case, results[case], options.times) for case in results))
 
 
 # -- a program, seen from outside -----------------------------------------------------------------
@@ -113,14 +113,14 @@ def run(case: str, times: int) -> dict:
 
 def marked(folder: str) -> list[psutil.Process]:
     """Return the processes that inherited the environment mark of a program."""
-    found = []
+    trials = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             text = Path(f"/proc/{process.pid}/environ").read_bytes()
             alive = process.status() != psutil.STATUS_ZOMBIE
             if alive and f"{MARK}={folder}".encode() in text.split(b"\0"):
-                found.append(process)
-    return found
+                trials.append(process)
+    return trials
 
 
 def leftovers(folder: str) -> list[str]:
@@ -129,10 +129,10 @@ def leftovers(folder: str) -> list[str]:
     return running + [str(path.relative_to(folder)) for path in Path(folder).rglob("*")]
 
 
-def is_good(case: str, found: dict, times: int) -> bool:
+def is_good(case: str, result: dict, times: int) -> bool:
     """Return True if all trials of a case passed."""
-    good = sum(is_good_trial(case, trial) for trial in found["trials"])
-    clean = found["code"] == 0 and not found["left"] and not found["tracebacks"]
+    good = sum(is_good_trial(case, trial) for trial in result["trials"])
+    clean = result["code"] == 0 and not result["left"] and not result["tracebacks"]
     return good == times and clean
 
 
@@ -142,25 +142,25 @@ def is_good_trial(case: str, trial: dict) -> bool:
     return told and trial["seconds"] <= BOUNDS[case] and not trial["left"]
 
 
-def line_of(case: str, found: dict, times: int) -> str:
+def line_of(case: str, result: dict, times: int) -> str:
     """Return a row of the table."""
-    seconds = sorted(trial["seconds"] for trial in found["trials"])
+    seconds = sorted(trial["seconds"] for trial in result["trials"])
     span = (
         f"{seconds[len(seconds) // 2]:.1f} ({seconds[0]:.1f}–{seconds[-1]:.1f})" if seconds else ""
     )
-    good = sum(is_good_trial(case, trial) for trial in found["trials"])
-    wrong = [trial for trial in found["trials"] if not is_good_trial(case, trial)]
-    said = [trial["said"] for trial in wrong or found["trials"]][:1]
+    good = sum(is_good_trial(case, trial) for trial in result["trials"])
+    wrong = [trial for trial in result["trials"] if not is_good_trial(case, trial)]
+    said = [trial["said"] for trial in wrong or result["trials"]][:1]
     if wrong and wrong[0]["left"]:
         said += wrong[0]["left"]
-    if found["tracebacks"]:
-        said.append(f"{found['tracebacks']} tracebacks")
-    if found["code"] != 0:
-        said.append(f"exit status {found['code']}")
-    if "output" in found:
-        said.append(found["output"])
+    if result["tracebacks"]:
+        said.append(f"{result['tracebacks']} tracebacks")
+    if result["code"] != 0:
+        said.append(f"exit status {result['code']}")
+    if "output" in result:
+        said.append(result["output"])
     text = re.sub(r"\s+", " ", "; ".join(said)).replace("|", "/")[:300]
-    left = ", ".join(found["left"][:3]) or "nothing"
+    left = ", ".join(result["left"][:3]) or "nothing"
     return f"| {case} | {span} | {good} of {times} | {left} | {text} |"
 
 

@@ -139,7 +139,7 @@ class Remote:
 def measured(settings, repeats: int, folder: Path, control) -> dict[Setting, dict[str, list]]:
     """Return the seconds of an exchange of every implementation, in all repeats."""
     place = folder / "hosts"
-    found: dict[Setting, dict[str, list]] = {}
+    measurements: dict[Setting, dict[str, list]] = {}
     with contextlib.ExitStack() as opened:
         by_hand = []
         for rank in range(HOSTS):
@@ -156,8 +156,10 @@ def measured(settings, repeats: int, folder: Path, control) -> dict[Setting, dic
             for host in (f"host{number}" for number in range(1, HOSTS + 1)):
                 control("limit", host, setting.rate)
                 control("delay", host, str(setting.delay_ms))
-            found[setting] = in_turn(SIDES, setting, ask, repeats, warm_ups=int(setting.is_free))
-    return found
+            measurements[setting] = in_turn(
+                SIDES, setting, ask, repeats, warm_ups=int(setting.is_free)
+            )
+    return measurements
 
 
 def slowest(asked: list[Remote], side: str, setting: Setting) -> float:
@@ -169,15 +171,15 @@ def slowest(asked: list[Remote], side: str, setting: Setting) -> float:
 
 def in_turn(sides, setting: Setting, ask, repeats: int, warm_ups: int) -> dict[str, list[float]]:
     """Run all implementations in every repeat; return their seconds without warm-ups."""
-    found: dict[str, list[float]] = {side: [] for side in sides}
+    measurements: dict[str, list[float]] = {side: [] for side in sides}
     for repeat in range(-warm_ups, repeats):
         for side in sides:
             seconds = ask(side, setting)
             if repeat >= 0:
-                found[side].append(seconds)
-    medians = {side: round(statistics.median(each), 3) for side, each in found.items()}
+                measurements[side].append(seconds)
+    medians = {side: round(statistics.median(each), 3) for side, each in measurements.items()}
     print(f"{setting}: {medians}", file=sys.stderr, flush=True)
-    return found
+    return measurements
 
 
 def steps_of(setting: Setting) -> int:
@@ -308,8 +310,8 @@ def report(exchanges: Exchanges) -> None:
     print("| links | Implementation | seconds, median (range) | to gloo by hand | simulated |")
     print("|---|---|---|---|---|")
     slow = []
-    for setting, found in exchanges.seconds.items():
-        for side, seconds in found.items():
+    for setting, measurements in exchanges.seconds.items():
+        for side, seconds in measurements.items():
             median = exchanges.typical_s(side, setting)
             spread = f"{median:.3f} ({min(seconds):.3f}–{max(seconds):.3f})"
             ratio = median / exchanges.typical_s(BY_HAND, setting)

@@ -413,9 +413,9 @@ def main():
         for _ in range(options.repeats):
             for name in sides:
                 python = pythons[SIDES[name][1]]
-                found = call(python, "--epochs", options.epochs, "--run", "side", name, folder)
-                if found is not None:
-                    results[name].append(found)
+                result = call(python, "--epochs", options.epochs, "--run", "side", name, folder)
+                if result is not None:
+                    results[name].append(result)
         resumes = {
             name: call(pythons[where], "--run", "resume", name, root)
             for name, (_, where) in RESUMES.items()
@@ -440,10 +440,10 @@ def main():
             f"| {runs[0]['written'] >> 20:,} MB | {runs[-1]['peak MB']:,} MB |"
         )
     print("\n| after 2, 3 and 1 ranks, of 30,000 rows | lost | repeated |\n|---|---|---|")
-    for name, found in resumes.items():
+    for name, result in resumes.items():
         print(
-            f"| {name} | {found['lost']:,} | {found['repeated']:,} |"
-            if found
+            f"| {name} | {result['lost']:,} | {result['repeated']:,} |"
+            if result
             else f"| {name} | failed | |"
         )
     if options.json:

@@ -219,16 +219,16 @@ def compare_photographs(folder, methods, size, epochs, limit, repeats):
     expected, rows = classes(model, held, 32), []
     for method in methods:
         fast = build(model, method, one, x[::4][:64])
-        found = classes(fast, held, 32)
+        predicted = classes(fast, held, 32)
         times = [(seconds(model, one), seconds(fast, one)) for _ in range(repeats)]
         ratios = [plain / quick for plain, quick in times]
         rows.append(
             {
                 "method": method,
                 "images": len(held),
-                "agreement": 100 * float((found == expected).float().mean()),
+                "agreement": 100 * float((predicted == expected).float().mean()),
                 "fp32": 100 * float((expected == truth).float().mean()),
-                "accuracy": 100 * float((found == truth).float().mean()),
+                "accuracy": 100 * float((predicted == truth).float().mean()),
                 "ms": 1e3 * statistics.median(quick for _, quick in times),
                 "speedup": (statistics.median(ratios), min(ratios), max(ratios)),
             }
@@ -297,12 +297,12 @@ def main(argv=None):
         options.limit = options.limit or 40
 
     torch.set_num_threads(options.threads)
-    found = {
+    report = {
         "digits": compare_digits(options.seeds, options.methods, options.copies, options.epochs)
     }
-    show_digits(found["digits"])
+    show_digits(report["digits"])
     if options.data_dir:
-        found["photographs"] = compare_photographs(
+        report["photographs"] = compare_photographs(
             options.data_dir,
             options.methods,
             options.size,
@@ -310,10 +310,10 @@ def main(argv=None):
             options.limit,
             2 if options.quick else 7,
         )
-        show_photographs(found["photographs"])
+        show_photographs(report["photographs"])
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1))
-    return found
+        Path(options.json).write_text(json.dumps(report, indent=1))
+    return report
 
 
 if __name__ == "__main__":

@@ -339,12 +339,12 @@ def peaks(case):
     import torch
 
     clock, size = CLOCKS[case["clock"]], 2048
-    found = {}
+    rates = {}
     for name, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         a, b = torch.randn(2, size, size).to(kind)
         images, filters = torch.randn(8, 256, 32, 32).to(kind), torch.randn(256, 256, 3, 3).to(kind)
         images = images.contiguous(memory_format=torch.channels_last)
-        found[name] = max(
+        rates[name] = max(
             _rate(lambda a=a, b=b: a @ b, 2 * size**3, clock),
             _rate(
                 lambda i=images, f=filters: torch.conv2d(i, f, padding=1),
@@ -352,8 +352,8 @@ def peaks(case):
                 clock,
             ),
         )
-    found["int8"] = max(_int8_rates(size, case["threads"], clock))
-    return found
+    rates["int8"] = max(_int8_rates(size, case["threads"], clock))
+    return rates
 
 
 def _int8_rates(size, threads, clock):
@@ -501,20 +501,20 @@ def measure(model, batch, threads, options):
                     except RuntimeError as error:
                         print(f"  {name}, {allocator}: not possible: {error}", flush=True)
                         sides.pop(key).close()
-            found = {key: {"ms": [], **side.about} for key, side in sides.items()}
+            measurements = {key: {"ms": [], **side.about} for key, side in sides.items()}
             for _ in range(options.repeats):
                 for key, side in sides.items():
                     time.sleep(0.02)  # the threads of the last one stop spinning
-                    found[key]["ms"].append(1e3 * side.run())
+                    measurements[key]["ms"].append(1e3 * side.run())
         finally:
             for side in sides.values():
                 side.close()
-    return found, about["flops"]
+    return measurements, about["flops"]
 
 
-def ratio(found, side, base):
+def ratio(measurements, side, base):
     """Return the speedup of `side` over `base`: median and range over the repeats."""
-    pairs = zip(found[base]["ms"], found[side]["ms"], strict=True)
+    pairs = zip(measurements[base]["ms"], measurements[side]["ms"], strict=True)
     values = [slow / fast for slow, fast in pairs]
     return statistics.median(values), min(values), max(values)
 
@@ -524,37 +524,37 @@ def shown(values):
     return f"{middle:.2f} ({low:.2f}–{high:.2f})"
 
 
-def report(model, batch, threads, found, flops, peak):
+def report(model, batch, threads, measurements, flops, peak):
     print(f"\n{model}, batch {batch}, {threads} core(s), {flops / 1e9:.2f} GFLOP per call\n")
     print(
         "| Implementation | allocator | ms | × eager, default | × eager, tuned | % peak | error |"
     )
     print("|---|---|---|---|---|---|---|")
-    for (name, allocator), figures in found.items():
+    for (name, allocator), figures in measurements.items():
         ms = statistics.median(figures["ms"])
         precision = name.split()[-1] if " " in name else "fp32"
         share = flops / (ms / 1e3) / peak[precision]
         times = shown((ms, min(figures["ms"]), max(figures["ms"])))
         ratios = " | ".join(
-            shown(ratio(found, (name, allocator), ("eager", base))) for base in ALLOCATORS
+            shown(ratio(measurements, (name, allocator), ("eager", base))) for base in ALLOCATORS
         )
         print(
             f"| {name} | {allocator} | {times} | {ratios} | {100 * share:.0f} "
             f"| {figures['error']:.2g} |"
         )
-    report_overhead(found)
+    report_overhead(measurements)
     if model == "resnet50":
-        report_gates(batch, found)
+        report_gates(batch, measurements)
 
 
-def report_overhead(found):
+def report_overhead(measurements):
     """Print Nano's overhead over the same runtime by hand, in the same process type."""
     lines = []
-    for name, allocator in found:
+    for name, allocator in measurements:
         nano = (f"nano {name}", allocator)
-        if nano in found:
-            middle, low, high = ratio(found, (name, allocator), nano)
-            ms = statistics.median(found[nano]["ms"])
+        if nano in measurements:
+            middle, low, high = ratio(measurements, (name, allocator), nano)
+            ms = statistics.median(measurements[nano]["ms"])
             lines.append(
                 f"| {name} | {allocator} | {ms:.2f} | {100 * (middle - 1):+.1f} "
                 f"({100 * (low - 1):+.1f} to {100 * (high - 1):+.1f}) |"
@@ -564,8 +564,8 @@ def report_overhead(found):
         print("\n".join(lines))
 
 
-def report_gates(batch, found):
-    nano = [key for key in found if key[0].startswith("nano ")]
+def report_gates(batch, measurements):
+    nano = [key for key in measurements if key[0].startswith("nano ")]
     checks = []
     if batch in (1, 32):
         checks.append((7 if batch == 1 else 10, nano, "default"))
@@ -573,7 +573,7 @@ def report_gates(batch, found):
     for gate, candidates, base in checks:
         if not candidates:
             continue
-        reached = {key: ratio(found, key, ("eager", base))[0] for key in candidates}
+        reached = {key: ratio(measurements, key, ("eager", base))[0] for key in candidates}
         best = max(reached, key=reached.get)
         verdict = "met" if reached[best] >= gate else "MISSED"
         print(
@@ -641,8 +641,8 @@ def main(argv=None):
         print(f"\nPeak on {threads} core(s), billion operations a second: {figures}", flush=True)
         for model in options.models:
             for batch in (options.batches or BATCHES[model])[: 1 if options.quick else None]:
-                found, flops = measure(model, batch, threads, options)
-                report(model, batch, threads, found, flops, peak)
+                measurements, flops = measure(model, batch, threads, options)
+                report(model, batch, threads, measurements, flops, peak)
                 results.append(
                     {
                         "model": model,
@@ -650,7 +650,7 @@ def main(argv=None):
                         "threads": threads,
                         "flops": flops,
                         "peak": peak,
-                        "sides": {", ".join(key): values for key, values in found.items()},
+                        "sides": {", ".join(key): values for key, values in measurements.items()},
                     }
                 )
     if options.json:

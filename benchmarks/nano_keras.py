@@ -69,8 +69,8 @@ def times(sides, repeats, clock):
 
 def ratio(rounds, base, side):
     """Return median, minimum and maximum of the ratio."""
-    found = [each[base] / each[side] for each in rounds]
-    return statistics.median(found), min(found), max(found)
+    speedups = [each[base] / each[side] for each in rounds]
+    return statistics.median(speedups), min(speedups), max(speedups)
 
 
 def main(argv=None):
@@ -112,12 +112,12 @@ def main(argv=None):
         print(f"{name:28} {milliseconds[name]:9.2f} ms")
     rows = {}
     for name, each in fast.items():
-        found = each.predict(test, verbose=0)
+        predictions = each.predict(test, verbose=0)
         rows[name] = {
             "milliseconds": milliseconds[f"{name}.predict"],
             "over predict": ratio(rounds, "model.predict", f"{name}.predict"),
             "over call": ratio(rounds, "model(x)", f"{name}(x)"),
-            "agreement": float(np.mean(found.argmax(-1) == expected.argmax(-1))),
+            "agreement": float(np.mean(predictions.argmax(-1) == expected.argmax(-1))),
         }
         figures = "   ".join(
             f"{what} {rows[name][what][0]:5.2f} ({rows[name][what][1]:.2f} to "

@@ -114,20 +114,20 @@ def measured(argv, options, side):
     return {"rate": options.images / wall, "cpu_ms": 1000 * count * cpu / options.images}
 
 
-def report(found, options):
+def report(measurements, options):
     names = {"one": "one process, one core", "all": f"{options.processes} processes"}
     print(
         "| Implementation | samples/s (range) | to one process | CPU ms/sample | to one process |"
     )
     print("|---|---|---|---|---|")
-    for side, runs in found.items():
+    for side, runs in measurements.items():
         cells = []
         for figure, digits in (("rate", 0), ("cpu_ms", 2)):
             values = [run[figure] for run in runs]
-            pairs = zip(found["one"], runs, strict=True)
+            pairs = zip(measurements["one"], runs, strict=True)
             cells += [spread(values, digits), spread([b[figure] / a[figure] for a, b in pairs], 2)]
         print(f"| {names[side]} | {' | '.join(cells)} |")
-    pairs = list(zip(found["one"], found["all"], strict=True))
+    pairs = list(zip(measurements["one"], measurements["all"], strict=True))
     reached = statistics.median(many["rate"] / one["rate"] for one, many in pairs)
     work = statistics.median(many["cpu_ms"] / one["cpu_ms"] for one, many in pairs)
     print(
@@ -149,13 +149,13 @@ def main(argv=None):
     if options.worker:
         print("\n" + json.dumps(train(options)))
         return
-    found = {"one": [], "all": []}
+    measurements = {"one": [], "all": []}
     for _ in range(options.repeats):
-        for side, runs in found.items():
+        for side, runs in measurements.items():
             runs.append(measured(argv, options, side))
-    report(found, options)
+    report(measurements, options)
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1), encoding="utf-8")
+        Path(options.json).write_text(json.dumps(measurements, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

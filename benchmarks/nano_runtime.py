@@ -47,19 +47,19 @@ def sides(size: int) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Return command line and environment of each configuration."""
     worker = [__file__, "--size", str(size), "--worker"]
     run = ["-m", "bigdl.nano.cli.run", "-o"]
-    found = {
+    commands = {
         "default": ([*worker, "default"], {}),
         "tune()": ([*worker, "tune"], {}),
     }
     jemalloc = find_library(JEMALLOC)
     if jemalloc is None:
-        found["bigdl-nano-run"] = ([*run, *worker, "default"], {})
+        commands["bigdl-nano-run"] = ([*run, *worker, "default"], {})
     else:
-        found["jemalloc alone"] = ([*worker, "default"], {"LD_PRELOAD": str(jemalloc)})
-        found["bigdl-nano-run -j"] = ([*run, "-j", *worker, "default"], {})
+        commands["jemalloc alone"] = ([*worker, "default"], {"LD_PRELOAD": str(jemalloc)})
+        commands["bigdl-nano-run -j"] = ([*run, "-j", *worker, "default"], {})
     if find_library(TCMALLOC) is not None:
-        found["bigdl-nano-run -t"] = ([*run, "-t", *worker, "default"], {})
-    return found
+        commands["bigdl-nano-run -t"] = ([*run, "-t", *worker, "default"], {})
+    return commands
 
 
 def work(how: str, size: int) -> None:

@@ -476,46 +476,46 @@ def measure(scenario, options):
         allocator: Worker({**case, "allocator": allocator, "sides": share})
         for allocator, share in shares.items()
     }
-    found = {}
+    measurements = {}
     try:
         for _ in range(options.repeats):
             for side in sides:
                 for allocator in allocators_of(scenario, side):
                     answer = workers[allocator].run(side)
-                    entry = found.setdefault((side, allocator), {"ms": [], "loss": None})
+                    entry = measurements.setdefault((side, allocator), {"ms": [], "loss": None})
                     entry["ms"].append(1000 * answer["seconds"] / case["images"])
                     entry["loss"] = answer.get("loss")
                     entry["prefix"] = answer.get("prefix", "")
-        for side, allocator in found:
-            found[side, allocator] |= workers[allocator].about[side]
+        for side, allocator in measurements:
+            measurements[side, allocator] |= workers[allocator].about[side]
     finally:
         for each in workers.values():
             each.close()
-    return found
+    return measurements
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def ratio(found, key, base):
+def ratio(measurements, key, base):
     """Return median and range of the speedup over the base."""
-    pairs = zip(found[base]["ms"], found[key]["ms"], strict=True)
+    pairs = zip(measurements[base]["ms"], measurements[key]["ms"], strict=True)
     ratios = [before / after for before, after in pairs]
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
-def report(scenario, found):
+def report(scenario, measurements):
     plain = SIDES[scenario][0]
-    bases = [(plain, allocator) for allocator in ALLOCATORS if (plain, allocator) in found]
+    bases = [(plain, allocator) for allocator in ALLOCATORS if (plain, allocator) in measurements]
     titles = "".join(f" × {side}, {allocator} |" for side, allocator in bases)
     print(
         f"\n### {scenario}\n\n| Implementation | allocator | ms/image |{titles} loss | built in |"
     )
     print("|---|---|---|" + "---|" * len(bases) + "---|---|")
-    for key, entry in found.items():
+    for key, entry in measurements.items():
         cells = []
         for base in bases:
-            middle, low, high = ratio(found, key, base)
+            middle, low, high = ratio(measurements, key, base)
             cells.append(f"{middle:.2f} ({low:.2f}…{high:.2f})")
         loss = "" if entry["loss"] is None else f"{entry['loss']:.3f}"
         built = ""
@@ -524,16 +524,16 @@ def report(scenario, found):
         built = built or entry.get("prefix", "")
         row = [*key, f"{statistics.median(entry['ms']):.2f}", *cells, loss, built]
         print("| " + " | ".join(row) + " |")
-    report_gates(scenario, found, bases)
+    report_gates(scenario, measurements, bases)
     sys.stdout.flush()
 
 
-def report_gates(scenario, found, bases):
+def report_gates(scenario, measurements, bases):
     for (where, side), gate in GATES.items():
         key = (side, allocators_of(scenario, side)[-1])
-        if where != scenario or key not in found or not bases:
+        if where != scenario or key not in measurements or not bases:
             continue
-        reached = {base: ratio(found, key, base)[0] for base in bases}
+        reached = {base: ratio(measurements, key, base)[0] for base in bases}
         verdict = "met" if reached[bases[0]] >= gate else "MISSED"
         figures = ", ".join(f"{value:.2f}× {' '.join(base)}" for base, value in reached.items())
         print(
@@ -602,9 +602,9 @@ def main(argv=None):
     print(f"Python {platform.python_version()}, {versions()}; {machine()}", flush=True)
     results = {}
     for scenario in options.only:
-        found = measure(scenario, options)
-        report(scenario, found)
-        results[scenario] = {", ".join(key): entry for key, entry in found.items()}
+        measurements = measure(scenario, options)
+        report(scenario, measurements)
+        results[scenario] = {", ".join(key): entry for key, entry in measurements.items()}
     if options.json:
         about = {"versions": versions(), "machine": machine(), "batch": options.batch}
         Path(options.json).write_text(json.dumps({**about, "results": results}, indent=1))

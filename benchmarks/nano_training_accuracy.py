@@ -93,8 +93,8 @@ def spectrogram(path):
     sound = torch.from_numpy(sound[:LENGTH].astype(np.float32) / 32768)
     sound = nn.functional.pad(sound, (0, LENGTH - len(sound)))
     window = torch.hann_window(256)
-    found = torch.stft(sound, 256, 132, window=window, return_complex=True).abs()[:64]
-    return torch.log(found + 1e-3)[None]
+    spectrum = torch.stft(sound, 256, 132, window=window, return_complex=True).abs()[:64]
+    return torch.log(spectrum + 1e-3)[None]
 
 
 def spoken_case(seed, options):
@@ -168,8 +168,8 @@ def trained(side, case, seed, epochs, **options):
     model, seconds, settings = fitted(side, network(), data, seed, epochs, **options)
     model.eval()
     with torch.no_grad():
-        found = torch.cat([model(part).argmax(1) for part in test_x.split(512)])
-    return 100 * float((found == test_y).float().mean()), seconds, settings
+        predicted = torch.cat([model(part).argmax(1) for part in test_x.split(512)])
+    return 100 * float((predicted == test_y).float().mean()), seconds, settings
 
 
 def compare(name, options):
@@ -178,17 +178,17 @@ def compare(name, options):
     for seed in options.seeds:
         case = CASES[name](seed, options)
         more = FROZEN if name == "frozen" else {}
-        found = {
+        measurements = {
             side: trained(side, case, seed, options.epochs, **more.get(side, {})) for side in SIDES
         }
         rows.append(
             {
                 "seed": seed,
-                "fp32": found["fp32"][0],
-                "nano": found["nano"][0],
-                "difference": found["nano"][0] - found["fp32"][0],
-                "seconds": [found[side][1] for side in SIDES],
-                "settings": found["nano"][2],
+                "fp32": measurements["fp32"][0],
+                "nano": measurements["nano"][0],
+                "difference": measurements["nano"][0] - measurements["fp32"][0],
+                "seconds": [measurements[side][1] for side in SIDES],
+                "settings": measurements["nano"][2],
             }
         )
     return rows

@@ -221,14 +221,14 @@ def measure(spark, path, options):
     for name, run in sides.items():  # the JVM compiles, worker processes start and import
         if name.startswith("bigdl"):
             run(options.repeats)
-    found = {name: [] for name in sides}
+    measurements = {name: [] for name in sides}
     for seed in range(options.repeats):
         for name, run in sides.items():
             result = run(seed)
-            found[name].append(result)
+            measurements[name].append(result)
             figures = ", ".join(f"{k} {v:.4g}" for k, v in result.items())
             print(f"  {seed + 1}/{options.repeats} {name}: {figures}", flush=True)
-    return found
+    return measurements
 
 
 def in_child(path, options, side, seed):
@@ -240,22 +240,22 @@ def in_child(path, options, side, seed):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def ratio(found, side, base, figure):
+def ratio(measurements, side, base, figure):
     """Return the ratio of samples per second of `side` to `base`: median and range."""
-    pairs = zip(found[side], found[base], strict=True)
+    pairs = zip(measurements[side], measurements[base], strict=True)
     values = [b[figure] / a[figure] * a["samples"] / b["samples"] for a, b in pairs]
     return statistics.median(values), min(values), max(values)
 
 
-def report(name, rows, found, options):
+def report(name, rows, measurements, options):
     print(
-        f"\n{name}: {rows} ratings, {found[TENSORS][0]['samples']} samples in {options.epochs} "
-        f"epochs, batches of {options.batch_size}, {options.repeats} seeds\n"
+        f"\n{name}: {rows} ratings, {measurements[TENSORS][0]['samples']} samples in "
+        f"{options.epochs} epochs, batches of {options.batch_size}, {options.repeats} seeds\n"
     )
     print("| Implementation | end to end, s | loop, s | loop, ksamples/s | HR@10, mean |")
     print("|---|---|---|---|---|")
     rates = {}
-    for side, results in found.items():
+    for side, results in measurements.items():
         rates[side] = statistics.mean(r["hr"] for r in results)
         speeds = [r["samples"] / r["loop"] / 1e3 for r in results]
         columns = ([r["seconds"] for r in results], [r["loop"] for r in results], speeds)
@@ -264,16 +264,16 @@ def report(name, rows, found, options):
             for values in columns
         ]
         print(f"| {side} | {' | '.join(cells)} | {rates[side]:.4f} |")
-    ours = [side for side in found if side.startswith("bigdl")]
-    best = min(ours, key=lambda side: statistics.median(r["seconds"] for r in found[side]))
+    ours = [side for side in measurements if side.startswith("bigdl")]
+    best = min(ours, key=lambda side: statistics.median(r["seconds"] for r in measurements[side]))
     print("\n| bigdl's | against | ratio, median | range | gate |")
     print("|---|---|---|---|---|")
     for side in ours:
-        for base in [base for base in found if base not in ours]:
+        for base in [base for base in measurements if base not in ours]:
             for figure, gate in (("seconds", 1.6), ("loop", 0.95)):
                 wanted = side == best and (figure == "loop") == (base == TENSORS)
                 wanted = wanted and base in (LOADER, TENSORS)
-                middle, low, high = ratio(found, side, base, figure)
+                middle, low, high = ratio(measurements, side, base, figure)
                 met = "met" if middle >= gate else "MISSED"
                 what = "end to end" if figure == "seconds" else "loop"
                 verdict = f">= {gate}: {met}" if wanted else ""
@@ -284,7 +284,7 @@ def report(name, rows, found, options):
     verdict = "met" if below <= 0.005 else "MISSED"
     print(f"\nHR@10 of bigdl is at most {below:.4f} below {LOADER} (gate: 0.005: {verdict}).")
     for side in ours:
-        results = found[side]
+        results = measurements[side]
         parts = {k: statistics.median(r[k] for r in results) for k in results[0]}
         shown = ", ".join(f"{k} {v:.4g}" for k, v in parts.items() if k.endswith("_s"))
         rest = parts["seconds"] - parts["loop"]
@@ -350,8 +350,8 @@ def main(argv=None):
         f"\nPython {platform.python_version()}, torch {torch.__version__}, pyspark "
         f"{pyspark.__version__}, {options.cores} of {os.cpu_count()} cores, {_cpu()}; measured"
     )
-    for name, (rows, found) in results.items():
-        report(name, rows, found, options)
+    for name, (rows, measurements) in results.items():
+        report(name, rows, measurements, options)
     if options.json:
         with open(options.json, "w") as file:
             json.dump({n: {"rows": r, "sides": f} for n, (r, f) in results.items()}, file, indent=1)

@@ -79,29 +79,29 @@ def main() -> None:
     if options.quick:
         options.sizes, options.groups = [100_000, 5_000_000], [1, 10, 50]
         options.repeats, options.steps, options.warm_up = 2, 5, 10.0
-    found: dict[str, dict] = {}
+    report: dict[str, dict] = {}
     if {"steps", "groups"} & set(options.parts):
         with context(RANKS):
             warm_up(RANKS, options)
             if "steps" in options.parts:
-                found["steps"] = {size: steps(size, options) for size in options.sizes}
+                report["steps"] = {size: steps(size, options) for size in options.sizes}
             if "groups" in options.parts:
-                found["groups"] = groups(options)
+                report["groups"] = groups(options)
     if "cnn" in options.parts:
-        found["cnn"] = {}
+        report["cnn"] = {}
         for ranks in options.workers:
             with context(ranks):
                 warm_up(ranks, options)
-                found["cnn"][ranks] = cnn(ranks, options)
+                report["cnn"][ranks] = cnn(ranks, options)
     if "tables" in options.parts:
         with context(RANKS):
-            found["tables"] = tables(options)
+            report["tables"] = tables(options)
     if "compression" in options.parts:
         with context(RANKS):
-            found["compression"] = compression(options)
+            report["compression"] = compression(options)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
-    for part, figures in found.items():
+        options.json.write_text(json.dumps(report, indent=1))
+    for part, figures in report.items():
         REPORTS[part](figures)
 
 
@@ -261,13 +261,13 @@ def digits_fit(name: str, rows: tuple, seed: int) -> tuple[float, float]:
 
 
 def measured(sides: dict, repeats: int) -> dict[str, list]:
-    found: dict[str, list] = {name: [] for name in sides}
+    measurements: dict[str, list] = {name: [] for name in sides}
     for repeat in range(repeats + 1):  # the first one warms up
         for name, side in sides.items():
             value = side()
             if repeat:
-                found[name].append(value)
-    return found
+                measurements[name].append(value)
+    return measurements
 
 
 # -- the networks ---------------------------------------------------------------------------------
@@ -445,9 +445,9 @@ class Counted:
         self._job, self._sent = job, sent
 
     def attempt(self, options, state=None):
-        found = self._job.attempt(options, state)
-        self._sent[0] += len(state or b"") + sum(map(len, found))
-        return found
+        outputs = self._job.attempt(options, state)
+        self._sent[0] += len(state or b"") + sum(map(len, outputs))
+        return outputs
 
 
 def baselines(width: int, steps: int) -> dict:
@@ -476,8 +476,8 @@ def by_driver(width: int, steps: int, *, tree: bool):
                 pass
             yield gradient(own(width, rank), shipped.value)
 
-        found = data.mapPartitionsWithIndex(work)
-        total = found.treeReduce(np.add) if tree else np.add.reduce(found.collect())
+        partial_sums = data.mapPartitionsWithIndex(work)
+        total = partial_sums.treeReduce(np.add) if tree else np.add.reduce(partial_sums.collect())
         vector.grad = torch.from_numpy(total / RANKS)
         optimizer.step()
         shipped.destroy()
@@ -553,19 +553,19 @@ def train_local(rank: int, network: Dense):
 # -- reports --------------------------------------------------------------------------------------
 
 
-def report_steps(found: dict[int, dict]) -> None:
+def report_steps(measurements: dict[int, dict]) -> None:
     print(
         "| parameters | Implementation | ms per step, median (range) | driver to it |\n"
         "|---|---|---|---|"
     )
-    for size, each in found.items():
+    for size, each in measurements.items():
         sides = each["seconds"]
         baseline = statistics.median(sides["driver"])
         for name, times in sides.items():
             ratio = baseline / statistics.median(times)
             print(f"| {size / 1e6:g} M | {name} | {spread(times)} | {ratio:.2f} |")
     print("\n| parameters | inside a group | ms per step, median | to DDP |\n|---|---|---|---|")
-    for size, each in found.items():
+    for size, each in measurements.items():
         sides = each["seconds"]
         baseline = statistics.median(sides["DDP"])
         inside = {name: added(name, *groups[-2:], sides) for name, groups in STEP_GROUPS.items()}
@@ -574,12 +574,13 @@ def report_steps(found: dict[int, dict]) -> None:
             ratio = seconds / baseline
             print(f"| {size / 1e6:g} M | {name} | {seconds * 1e3:.1f} | {ratio:.2f} |")
     print(
-        "\n| Implementation | " + " | ".join(f"{size / 1e6:g} M parameters" for size in found),
+        "\n| Implementation | "
+        + " | ".join(f"{size / 1e6:g} M parameters" for size in measurements),
         end=" |\n",
     )
-    print("|---|" + "---|" * len(found))
-    for name in next(iter(found.values()))["driver_bytes"]:
-        sizes = [f"{each['driver_bytes'][name] / 1e3:.1f}" for each in found.values()]
+    print("|---|" + "---|" * len(measurements))
+    for name in next(iter(measurements.values()))["driver_bytes"]:
+        sizes = [f"{each['driver_bytes'][name] / 1e3:.1f}" for each in measurements.values()]
         print(f"| kB per step through the driver, {name} | {' | '.join(sizes)} |")
     print()
 
@@ -600,12 +601,12 @@ def report_groups(sides: dict[str, list[float]]) -> None:
     print()
 
 
-def report_cnn(found: dict[int, dict[str, list[list[float]]]]) -> None:
+def report_cnn(measurements: dict[int, dict[str, list[list[float]]]]) -> None:
     print(
         "| workers | Implementation | computing, ms | overhead, ms | overhead to computing |\n"
         "|---|---|---|---|---|"
     )
-    for ranks, sides in found.items():
+    for ranks, sides in measurements.items():
         for name, times in sides.items():
             computing = [own for own, _ in times]
             others = [whole - own for own, whole in times]

@@ -186,21 +186,21 @@ def run(spark, source, folder, options, seed):
     seconds["train"] = time.perf_counter() - started
 
     started = time.perf_counter()
-    found = est.predict(spark.read.parquet(ready), **columns)
-    found.select("id", "part", "label", "chance", "prediction").write.parquet(scores)
+    scores_frame = est.predict(spark.read.parquet(ready), **columns)
+    scores_frame.select("id", "part", "label", "chance", "prediction").write.parquet(scores)
     seconds["score"] = time.perf_counter() - started
     return seconds, aucs(scores, pq.read_table(source, columns=["id"]).num_rows)
 
 
 def aucs(scores, rows):
     """Return the AUCs of the last fifth of the time; every row must have one score."""
-    found = pq.read_table(scores).to_pandas()
-    assert len(found) == rows, f"{len(found)} scores of {rows} rows"
-    assert found["id"].is_unique, "a row was scored twice"
-    found = found[found["part"] == "test"]
+    frame = pq.read_table(scores).to_pandas()
+    assert len(frame) == rows, f"{len(frame)} scores of {rows} rows"
+    assert frame["id"].is_unique, "a row was scored twice"
+    frame = frame[frame["part"] == "test"]
     return {
-        "auc": float(synthetic.auc(found["label"], found["prediction"])),
-        "ideal auc": float(synthetic.auc(found["label"], found["chance"])),
+        "auc": float(synthetic.auc(frame["label"], frame["prediction"])),
+        "ideal auc": float(synthetic.auc(frame["label"], frame["chance"])),
     }
 
 
@@ -211,11 +211,11 @@ def figures_of(rows, runs, options):
     """Return the medians of the runs of one size, each stage with its number of rows."""
     worked = {"learn": rows * 4 // 5, "transform": rows, "score": rows}
     worked["train"] = rows * 4 // 5 * options.epochs
-    found = {"rows": rows, "stages": {}}
+    measurements = {"rows": rows, "stages": {}}
     for stage in STAGES:
         seconds = statistics.median(seconds[stage] for seconds, _ in runs)
         rate = worked[stage] / seconds
-        found["stages"][stage] = {
+        measurements["stages"][stage] = {
             "seconds": seconds,
             "spread": [pick(each[stage] for each, _ in runs) for pick in (min, max)],
             "rows": worked[stage],
@@ -223,13 +223,13 @@ def figures_of(rows, runs, options):
             "rows/s/core": rate / options.cores,
         }
     for name in ("auc", "ideal auc"):
-        found[name] = statistics.median(each[name] for _, each in runs)
-    return found
+        measurements[name] = statistics.median(each[name] for _, each in runs)
+    return measurements
 
 
-def add_growth(found):
+def add_growth(measurements):
     """Add the growth of the time over the previous size to each size but the first."""
-    for before, after in itertools.pairwise(found):
+    for before, after in itertools.pairwise(measurements):
         ratio = after["rows"] / before["rows"]
         for stage in STAGES:
             first, second = before["stages"][stage], after["stages"][stage]
@@ -258,10 +258,10 @@ def projection(largest, options):
     }
 
 
-def print_tables(found, projected):
+def print_tables(measurements, projected):
     head = f"{'rows':>10s} {'stage':10s} {'seconds':>9s} {'(range)':>17s}"
     print(f"\nmeasured\n{head} {'rows/s':>12s} {'rows/s/core':>12s} {'growth':>7s}")
-    for size in found:
+    for size in measurements:
         for stage, each in size["stages"].items():
             low, high = each["spread"]
             growth = f"{each['growth']:7.2f}" if "growth" in each else f"{'':7s}"
@@ -270,7 +270,7 @@ def print_tables(found, projected):
                 f"{each['rows/s']:12,.0f} {each['rows/s/core']:12,.0f} {growth}"
             )
     print(f"\n{'rows':>10s} {'AUC':>7s} {'of the planted chances':>23s}")
-    for size in found:
+    for size in measurements:
         print(f"{size['rows']:10d} {size['auc']:7.4f} {size['ideal auc']:23.4f}")
     print(
         f"\n{NOT_MEASURED}: {projected['records']:.3g} records on {projected['cores']} cores, from "
@@ -308,19 +308,19 @@ def main():
 
     spark = OrcaContext.get_spark_session()
     try:
-        found = [measure(spark, rows, options) for rows in sorted(options.rows)]
+        measurements = [measure(spark, rows, options) for rows in sorted(options.rows)]
         version = context.version
     finally:
         stop_orca_context()
-    add_growth(found)
-    projected = projection(found[-1], options)
+    add_growth(measurements)
+    projected = projection(measurements[-1], options)
     print(
         f"\nPython {platform.python_version()}, pyspark {version}, {options.cores} of "
         f"{os.cpu_count()} cores, {_cpu()}"
     )
-    print_tables(found, projected)
+    print_tables(measurements, projected)
     if options.json:
-        report = {"measured": found, "projection": projected}
+        report = {"measured": measurements, "projection": projected}
         Path(options.json).write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 

@@ -211,8 +211,8 @@ def check(results, rows):
 def ratios(results, name, first, *, inverse):
     """Return the pairwise ratios of `name` in the runs from `first` on."""
     pairs = zip(results["bigdl"][first:], results["train"][first:], strict=True)
-    found = [(ours[name], theirs[name]) for ours, theirs in pairs]
-    return [theirs / ours if inverse else ours / theirs for ours, theirs in found]
+    pairs_of_values = [(ours[name], theirs[name]) for ours, theirs in pairs]
+    return [theirs / ours if inverse else ours / theirs for ours, theirs in pairs_of_values]
 
 
 def report(results, losses):
@@ -227,15 +227,15 @@ def report(results, losses):
         cut = slice(0, 1) if what == "cold" else slice(1, None)
         theirs = [r[name] for r in results["train"][cut]]
         part = {side: runs[cut] for side, runs in results.items()}
-        found = ratios(part, name, 0, inverse=name == "seconds")
-        middle = statistics.median(found)
+        values = ratios(part, name, 0, inverse=name == "seconds")
+        middle = statistics.median(values)
         goal = GOALS.get(what)
         verdict = "" if goal is None else f"{goal:g}: {'met' if middle >= goal else 'missed'}"
         print(
             f"| {what}, {unit} | {statistics.median(ours):.2f} | {statistics.median(theirs):.2f} "
-            f"| {middle:.2f} ({min(found):.2f}–{max(found):.2f}) | {verdict} |"
+            f"| {middle:.2f} ({min(values):.2f}–{max(values):.2f}) | {verdict} |"
         )
-        summary[what] = {"ratio": middle, "range": [min(found), max(found)], "goal": goal}
+        summary[what] = {"ratio": middle, "range": [min(values), max(values)], "goal": goal}
     print("\nloss of fresh rows:", {side: round(loss, 4) for side, loss in losses.items()})
     return summary
 
@@ -273,10 +273,10 @@ def main():
             order = list(sides) if repeat % 2 else list(reversed(sides))
             for side in order:
                 results[side].append(sides[side](folder, options))
-                found = results[side][-1]
+                result = results[side][-1]
                 print(
-                    f"{repeat} {side:6} {found['seconds']:7.2f} s  "
-                    f"{found['steps_per_s']:8.1f} steps/s",
+                    f"{repeat} {side:6} {result['seconds']:7.2f} s  "
+                    f"{result['steps_per_s']:8.1f} steps/s",
                     flush=True,
                 )
     stop_orca_context()

@@ -362,12 +362,12 @@ def check_answers(sides, answers, expected):
             raw = base64.b64decode(content)
             wanted = expected[user]
             if "recommender.Recommender" in sides[name]["method"]:
-                found = wanted if packed(wanted) in raw else ids_in(raw)
+                ids = wanted if packed(wanted) in raw else ids_in(raw)
             else:
-                found = np.frombuffer(raw[-8 * BEST :], np.int32)[:BEST]
-            same = len(set(map(int, found)) & set(map(int, wanted)))
+                ids = np.frombuffer(raw[-8 * BEST :], np.int32)[:BEST]
+            same = len(set(map(int, ids)) & set(map(int, wanted)))
             if same < BEST - 1:
-                raise SystemExit(f"{name} answers {list(found)} for {user}, not {list(wanted)}")
+                raise SystemExit(f"{name} answers {list(ids)} for {user}, not {list(wanted)}")
 
 
 def packed(ids):
@@ -385,7 +385,7 @@ def under_load(sides, processes, load, expected, options):
     """Return the peak rate of each implementation, and p50 and p99 at fractions of it."""
     answers = {n: load.ask(json.dumps({"side": n, **told}))["answers"] for n, told in sides.items()}
     check_answers(sides, answers, expected)
-    found = {name: {"peak": [], "processor": [], "open": {}} for name in sides}
+    measurements = {name: {"peak": [], "processor": [], "open": {}} for name in sides}
     for name in sides:  # warms up
         load.ask(json.dumps({"run": name, "outstanding": 8, "seconds": 1}))
     for _ in range(options.rounds):
@@ -395,19 +395,19 @@ def under_load(sides, processes, load, expected, options):
             answer = load.ask(json.dumps(command))
             assert not answer["errors"], (name, answer)
             spent = processor_seconds(processes[name]) - before
-            found[name]["processor"].append(1000 * spent / answer["requests"])
-            found[name]["peak"].append(answer["requests_per_s"])
+            measurements[name]["processor"].append(1000 * spent / answer["requests"])
+            measurements[name]["peak"].append(answer["requests_per_s"])
         for share in SHARES:
             for name in sides:
-                rate = share * float(np.median(found[name]["peak"]))
+                rate = share * float(np.median(measurements[name]["peak"]))
                 command = {"run": name, "rate": rate, "seconds": options.seconds}
                 answer = load.ask(json.dumps(command)) | {"rate": rate}
-                found[name]["open"].setdefault(share, []).append(answer)
+                measurements[name]["open"].setdefault(share, []).append(answer)
     head = "".join(f" p99 ≤ {bound} ms |" for bound in BOUNDS)
     half = "p50 ms at half | p99 ms at half"
     print(f"\n| requests/s | peak | ms of a core for each |{head} {half} | errors |")
     print("|---" * (6 + len(BOUNDS)) + "|")
-    for name, each in found.items():
+    for name, each in measurements.items():
         each["within"] = {}
         for bound in BOUNDS:
             rates = [
@@ -423,18 +423,18 @@ def under_load(sides, processes, load, expected, options):
         peak = float(np.median(each["peak"]))
         core = float(np.median(each["processor"]))
         print(f"| {name} | {peak:.0f} | {core:.2f} |{within} {p50:.1f} | {p99:.1f} | {errors} |")
-    for name, each in found.items():
+    for name, each in measurements.items():
         shown = ", ".join(
             f"{runs[0]['rate']:.0f}/s {np.median([r['p99_ms'] for r in runs]):.1f}"
             for runs in each["open"].values()
         )
         print(f"p99 of {name}, ms: {shown}")
-    return found
+    return measurements
 
 
 def floor(folder, load, stack, options):
     """Return the peak rate of servers that only compute in C, and p50 and p99 at half of it."""
-    found = {}
+    latencies = {}
     head = ("a server that only spins", "requests/s", "p50 ms at half", "p99 ms at half")
     print("\n|", " | ".join(head), "|\n|---|---|---|---|")
     for processes, threads in ((1, 2), (2, 1)):
@@ -452,9 +452,9 @@ def floor(folder, load, stack, options):
             command = {"run": name, "rate": peak / 2, "seconds": options.seconds}
             answer = load.ask(json.dumps(command))
             p50, p99 = answer["p50_ms"], answer["p99_ms"]
-            found.setdefault(name, []).append((peak, p50, p99))
+            latencies.setdefault(name, []).append((peak, p50, p99))
             print(f"| {name} | {peak:.0f} | {p50:.1f} | {p99:.1f} |", flush=True)
-    return found
+    return latencies
 
 
 def rows_of_stores(folder, store, redis_port, users, items, options, stack):
@@ -468,7 +468,7 @@ def rows_of_stores(folder, store, redis_port, users, items, options, stack):
         feast = Program(stack, command, folder / "feast.log")
         feast.line()
     rng = np.random.default_rng(3)
-    found = {}
+    latencies = {}
     for count in (1, 50, 500):
         times = {}
         for _ in range(3):
@@ -481,12 +481,14 @@ def rows_of_stores(folder, store, redis_port, users, items, options, stack):
             for name in ("sqlite", "redis") if feast else ():
                 command = f"{name} {count} {max(options.requests // 3 // (1 + count // 25), 5)}"
                 times.setdefault(f"Feast, {name}", []).extend(feast.ask(command))
-        found[count] = {name: [*percent(t, 50, 99), 1000 / np.mean(t)] for name, t in times.items()}
+        latencies[count] = {
+            name: [*percent(t, 50, 99), 1000 / np.mean(t)] for name, t in times.items()
+        }
     print("\n| rows | store | p50 ms | p99 ms | requests/s |\n|---|---|---|---|---|")
-    for count, figures in found.items():
+    for count, figures in latencies.items():
         for name, (p50, p99, rate) in figures.items():
             print(f"| {count} | {name} | {p50:.3f} | {p99:.3f} | {rate:.0f} |")
-    return found
+    return latencies
 
 
 def memory_mb(process):

@@ -112,16 +112,16 @@ def detect(given, taken, weights, origins, early_cut_outs):
         pictures = [
             cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB) for file in files
         ]
-        found = program.vehicles_in(detector(program.small(pictures)))
+        detections = program.vehicles_in(detector(program.small(pictures)))
         if early_cut_outs:
-            pictures = [cut_outs(*each) for each in zip(pictures, found, strict=True)]
-        taken.put((camera, frames, pictures, found))
+            pictures = [cut_outs(*each) for each in zip(pictures, detections, strict=True)]
+        taken.put((camera, frames, pictures, detections))
     taken.put(chunk + time.process_time() - begun)
 
 
-def cut_outs(picture, found):
+def cut_outs(picture, detections):
     """Return the crop of each plate, or None if it is not legible."""
-    _, plates = found
+    _, plates = detections
     legible = program.is_legible(plates)
     return [
         program.cut_out(picture, plate) if good else None
@@ -137,10 +137,10 @@ def track(given, taken, early_cut_outs):
             begun = time.process_time()
             taken.put(READY)
             continue
-        camera, frames, pictures, found = chunk
+        camera, frames, pictures, detections = chunk
         tracker = trackers.setdefault(camera, tracking.Tracker())
         made = []
-        for frame, picture, each in zip(frames, pictures, found, strict=True):
+        for frame, picture, each in zip(frames, pictures, detections, strict=True):
             plates = picture if early_cut_outs else cut_outs(picture, each)
             made += tracker.update(frame, each[0], [*zip(each[0], plates, strict=True)])
         taken.put((camera, made))

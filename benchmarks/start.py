@@ -129,15 +129,15 @@ def session(source: str | None, rows: Path) -> dict[str, dict[str, float]]:
 
 def compare_sessions(before: str, repeats: int) -> None:
     """Print a table of interleaved sessions with two versions."""
-    found: dict[str, list[dict[str, dict[str, float]]]] = {"before": [], "now": []}
+    measurements: dict[str, list[dict[str, dict[str, float]]]] = {"before": [], "now": []}
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_in(folder)
         for _ in range(repeats):
             for side, source in (("before", before), ("now", None)):
-                found[side].append(session(source, rows))
+                measurements[side].append(session(source, rows))
     print("| part | before, s | now, s | before to now |\n|---|---|---|---|")
-    for part in found["now"][0]:
-        old, new = ([result[part]["s"] for result in results] for results in found.values())
+    for part in measurements["now"][0]:
+        old, new = ([result[part]["s"] for result in results] for results in measurements.values())
         ratios = [a / b for a, b in zip(old, new, strict=True)]
         print(f"| {part} | {spread(old, 1)} | {spread(new, 1)} | {spread(ratios, 2)} |")
 
@@ -184,19 +184,19 @@ def main(argv: list[str] | None = None) -> None:
     if options.fit:
         compare_sessions(options.fit, options.repeats)
         return
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    measurements: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as cold:
         for _ in range(options.repeats):
             for side in SIDES:
-                found[side].append(run(side, cold))
+                measurements[side].append(run(side, cold))
     figures = ("context", "first job", "both")
     print(
         f"| Implementation | {' | '.join(f'{figure}, s' for figure in figures)} | pyspark to it |"
     )
     print("|---" * (len(figures) + 2) + "|")
-    for side, results in found.items():
+    for side, results in measurements.items():
         cells = [spread([result[figure] for result in results], 1) for figure in figures]
-        pairs = zip(found["pyspark"], results, strict=True)
+        pairs = zip(measurements["pyspark"], results, strict=True)
         ratios = [base["both"] / result["both"] for base, result in pairs]
         print(f"| {side} | {' | '.join(cells)} | {spread(ratios, 2)} |")
 

@@ -138,8 +138,10 @@ def measure(servers, model, sounds, options):
         first += len(steady)
         lost = reader.wait_for(steady, 120)
         lags = [reader.lags[i] for i in steady - lost if i >= skipped]
-        found = dict(zip(("p50", "p95", "p99"), np.percentile(lags, [50, 95, 99]), strict=True))
-        report["latency"] = {"rate": asked, "lost": len(lost), **found}
+        percentiles = dict(
+            zip(("p50", "p95", "p99"), np.percentile(lags, [50, 95, 99]), strict=True)
+        )
+        report["latency"] = {"rate": asked, "lost": len(lost), **percentiles}
 
         double = sent(servers, sounds, int(2 * rate * options.seconds / 2), 2 * rate, first)
         first += len(double)

@@ -256,16 +256,18 @@ def _written(parameter: inspect.Parameter) -> str:
     return f"`{parameter.name}={'(unset)' if ' at 0x' in default else default}`"
 
 
-def mistakes(published: Published, found: list[Difference]) -> list[str]:
+def mistakes(published: Published, differences: list[Difference]) -> list[str]:
     """Return differences without a reason and reasons without a difference."""
     if published.texts("dropped"):
-        return [] if _is_missing(found) else [f"{published.title} is there, and called dropped"]
+        return (
+            [] if _is_missing(differences) else [f"{published.title} is there, and called dropped"]
+        )
     wrong = [
         f"{published.title}: {each.old or 'nothing'} in 2.x, here {each.here}"
-        for each in found
+        for each in differences
         if not published.notes_on(each)
     ]
-    used = {note for each in found for note in published.notes_on(each)}
+    used = {note for each in differences for note in published.notes_on(each)}
     return wrong + [
         f"{published.title} does not differ, as this says: {note.text}"
         for note in published.notes
@@ -273,14 +275,14 @@ def mistakes(published: Published, found: list[Difference]) -> list[str]:
     ]
 
 
-def _is_missing(found: list[Difference]) -> bool:
-    return any(not each.argument for each in found)
+def _is_missing(differences: list[Difference]) -> bool:
+    return any(not each.argument for each in differences)
 
 
 def table(compared: list[tuple[Published, list[Difference]]]) -> str:
     """Return a summary sentence and the table of differences, in Markdown."""
-    compared = [(each, found) for each, found in compared if not each.texts("dropped")]
-    equal = sum(not found for _, found in compared)
+    compared = [(each, differences) for each, differences in compared if not each.texts("dropped")]
+    equal = sum(not differences for _, differences in compared)
     with_arguments = sum(each.signature is not None for each, _ in compared)
     lines = [
         f"{len(compared)} names of BigDL 2.x are compared, {with_arguments} of them with their"
@@ -289,9 +291,9 @@ def table(compared: list[tuple[Published, list[Difference]]]) -> str:
         "| Name | 2.x | BigDL 3 | Reason |",
         "|---|---|---|---|",
     ]
-    for published, found in compared:
+    for published, differences in compared:
         rows: dict[tuple[Note, ...], list[Difference]] = {}
-        for each in found:
+        for each in differences:
             rows.setdefault(tuple(published.notes_on(each)), []).append(each)
         lines += [_row(published.title, notes, group) for notes, group in rows.items()]
     return "\n".join(lines)

@@ -213,9 +213,9 @@ class Detector(nn.Module):
         self.head = nn.Conv2d(8, 5, 1)
 
     def forward(self, x: torch.Tensor) -> Any:
-        found = self.head(torch.relu(self.trunk(x))).flatten(2).transpose(1, 2).flatten(0, 1)
-        found = found[found[:, 4] > 0.1]
-        return {"boxes": found[:, :4], "scores": found[:, 4].sigmoid()}
+        boxes_found = self.head(torch.relu(self.trunk(x))).flatten(2).transpose(1, 2).flatten(0, 1)
+        boxes_found = boxes_found[boxes_found[:, 4] > 0.1]
+        return {"boxes": boxes_found[:, :4], "scores": boxes_found[:, 4].sigmoid()}
 
 
 @add("detector, a list of images", images(32))
@@ -227,9 +227,9 @@ class ListDetector(Detector):
 @add("detector, best k", images(32))
 class TopDetector(Detector):
     def forward(self, x: torch.Tensor) -> Any:
-        found = self.head(torch.relu(self.trunk(x))).flatten(2).transpose(1, 2)
-        scores, places = found[..., 4].topk(5)
-        boxes = found[..., :4].gather(1, places[..., None].expand(-1, -1, 4))
+        head_output = self.head(torch.relu(self.trunk(x))).flatten(2).transpose(1, 2)
+        scores, places = head_output[..., 4].topk(5)
+        boxes = head_output[..., :4].gather(1, places[..., None].expand(-1, -1, 4))
         return {"boxes": boxes, "scores": scores, "places": places}
 
 
@@ -404,12 +404,14 @@ def outcome(name: str, method: str) -> tuple[str, str]:
                 continue
             except Exception as error:
                 return "CRASH", f"{type(error).__name__}: {error}"
-        found = difference(expected, actual, 0.0)
-        if found:
+        deviation = difference(expected, actual, 0.0)
+        if deviation:
             draws = (_moved(model, args, kwargs, expected, precision) for _ in range(DRAWS))
-            if not any(found.size <= max(precision.error_bound, TIMES * moved) for moved in draws):
-                return "WRONG", found.words
-            worst = max(worst, found.size)
+            if not any(
+                deviation.size <= max(precision.error_bound, TIMES * moved) for moved in draws
+            ):
+                return "WRONG", deviation.words
+            worst = max(worst, deviation.size)
     others = ""
     if isinstance(fast, DecoderModel):
         for rows, beams in itertools.product((2, 1), (1, 3)):
@@ -438,8 +440,8 @@ def _moved(
 
     with torch.no_grad():
         moved = _noisy(model, precision)(*args, **kwargs)
-    found = difference(expected, moved, 0.0)
-    return found.size if found else 0.0
+    error = difference(expected, moved, 0.0)
+    return error.size if error else 0.0
 
 
 def _noisy(model: nn.Module, precision: Precision, times: float = 1.0) -> nn.Module:

@@ -55,7 +55,7 @@ def curves(options) -> None:
     costs = links.costs_of(exchanges)
     if missed := links.check(exchanges, costs):
         raise UsageError("; ".join(missed))
-    found = report.curves(
+    simulated = report.curves(
         model,
         {
             "barrier": fits["barrier"].costs,
@@ -65,20 +65,20 @@ def curves(options) -> None:
         iterations=options.iterations,
         seed=options.seed,
     )
-    report.print_curves(found, model)
+    report.print_curves(simulated, model)
     if options.chart:
-        report.chart(found, options.chart)
+        report.chart(simulated, options.chart)
     if options.json:
-        options.json.write_text(json.dumps({"simulated": asdict(found)}, indent=1))
+        options.json.write_text(json.dumps({"simulated": asdict(simulated)}, indent=1))
 
 
 def validated(calibration: Calibration) -> dict:
     """Return the fits of both transports, if they predict the held-out points."""
     fits = {name: calibrated(calibration, name) for name in ("shuffle", "barrier")}
-    found = predictions(calibration, fits)
-    for table in (report.fits_table(fits), report.predictions_table(found)):
+    predicted = predictions(calibration, fits)
+    for table in (report.fits_table(fits), report.predictions_table(predicted)):
         print("\n".join(table), end="\n\n")
-    check(found)
+    check(predicted)
     return fits
 
 

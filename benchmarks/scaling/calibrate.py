@@ -118,7 +118,7 @@ def measured(
 
     from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 
-    found: dict[Point, list[float]] = {}
+    samples: dict[Point, list[float]] = {}
     computing: list[float] = []
     load = os.getloadavg()[0]
     init_orca_context("local", cores=_WORKERS, memory="4g")
@@ -128,7 +128,7 @@ def measured(
         for transport in ("shuffle", "barrier"):
             chosen = [point for point in points if point.transport == transport]
             share = seconds * len(chosen) / len(points)
-            _take_turns(chosen, share, found, computing, say)
+            _take_turns(chosen, share, samples, computing, say)
     finally:
         stop_orca_context()
     typical = statistics.median(computing)
@@ -142,14 +142,14 @@ def measured(
     }
     reached = [
         replace(point, sleep_s=typical, seconds=tuple(round(s, 5) for s in all_of_it))
-        for point, all_of_it in found.items()
+        for point, all_of_it in samples.items()
     ]
     return Calibration(machine, tuple(reached), jobs, tuple(quantiles.tolist()))
 
 
 def _empty_jobs(sc, repeats: int = 7):
     """Return the numbers of tasks and the seconds of empty JVM jobs."""
-    numbers, found = sc._jvm.java.util.ArrayList(), []
+    numbers, samples = sc._jvm.java.util.ArrayList(), []
     for number in range(max(_EMPTY_TASKS)):
         numbers.add(number)
     for tasks in (_EMPTY_TASKS[-1], *_EMPTY_TASKS):  # the first one starts what is needed
@@ -158,11 +158,11 @@ def _empty_jobs(sc, repeats: int = 7):
             started = time.perf_counter()
             sc._jsc.parallelize(numbers, tasks).count()
             taken.append(time.perf_counter() - started)
-        found.append((tasks, float(np.quantile(taken, 0.25))))
-    return tuple(found[1:])
+        samples.append((tasks, float(np.quantile(taken, 0.25))))
+    return tuple(samples[1:])
 
 
-def _take_turns(points, seconds, found, computing, say):
+def _take_turns(points, seconds, samples, computing, say):
     """Run rounds of a group of every point, until the time is over."""
     with contextlib.ExitStack() as opened:
         layers = {point: opened.enter_context(Layer(point)) for point in points}
@@ -172,7 +172,7 @@ def _take_turns(points, seconds, found, computing, say):
             for point, layer in layers.items():
                 taken, computed = layer.group()
                 if number:
-                    found.setdefault(point, []).append(taken)
+                    samples.setdefault(point, []).append(taken)
                     computing += computed
             taken = time.perf_counter() - begun
             say(f"{points[0].transport}: round {number} took {taken:.1f} s")

@@ -48,20 +48,20 @@ def fitted(
             )
             move = np.clip(np.linalg.solve(weighted, -down), -2, 2)
             there = np.clip(place + move, low, high)
-            found = residuals(np.exp(there))
-            if found @ found < here @ here:
+            errors = residuals(np.exp(there))
+            if errors @ errors < here @ here:
                 break
             damping *= 4
         else:
             break
-        gain = 1 - (found @ found) / (here @ here) if here @ here else 0.0
-        place, here, damping = there, found, damping / 6
+        gain = 1 - (errors @ errors) / (here @ here) if here @ here else 0.0
+        place, here, damping = there, errors, damping / 6
         if gain < 1e-6:
             break
     return np.exp(place)
 
 
 def _unit(number, place):
-    found = np.zeros_like(place)
-    found[number] = _STEP
-    return found
+    step = np.zeros_like(place)
+    step[number] = _STEP
+    return step

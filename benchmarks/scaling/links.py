@@ -100,7 +100,7 @@ class Exchanges:
                 f"{path} is not there; run `sudo python limited_links.py --quick --json {path}`"
             )
         fields = json.loads(path.read_text())
-        fields["seconds"] = {Setting(**setting): found for setting, found in fields["seconds"]}
+        fields["seconds"] = {Setting(**setting): values for setting, values in fields["seconds"]}
         fields["buckets"] = {int(size): number for size, number in fields["buckets"].items()}
         return cls(**fields)
 

@@ -239,15 +239,15 @@ class Parts:
     def _rounds(self, sizes: Sequence[float]) -> tuple[Leg, ...]:
         """Return rounds in which every task sends and receives the given sizes."""
         costs, cluster = self.costs, self.cluster
-        found: list[Leg] = []
+        legs: list[Leg] = []
         for size in sizes:
             work = costs.block_s + size * costs.byte_s
-            found += (
+            legs += (
                 Leg("gradients", Server.NOBODY, cluster.latency_s / 2),
                 Leg("gradients", Server.NETWORK, size / cluster.bandwidth),
                 Leg("gradients", Server.CORE, work),
             )
-        return tuple(found)
+        return tuple(legs)
 
     def driver(self, _first: bool, _last: bool) -> Iterator:
         size = self.workload.vector_bytes

@@ -110,7 +110,7 @@ def fits_table(fits: dict[str, Fit]) -> list[str]:
     return _table(["fitted to measured runs", *fits], rows)
 
 
-def predictions_table(found: Sequence[Prediction]) -> list[str]:
+def predictions_table(predictions: Sequence[Prediction]) -> list[str]:
     """Return a table of held-out points and their predictions."""
     rows = [
         [
@@ -119,16 +119,16 @@ def predictions_table(found: Sequence[Prediction]) -> list[str]:
             f"{p.simulated_s * 1e3:.0f} (simulated)",
             f"{p.error:+.0%}{'' if abs(p.error) <= LIMIT else ' MISSED'}",
         ]
-        for p in found
+        for p in predictions
     ]
     return _table(["held-back point", "measured ms, quartiles", "ms", "error"], rows)
 
 
-def throughput_table(found: Curves) -> list[str]:
-    labels = list(found.throughput)
+def throughput_table(curves: Curves) -> list[str]:
+    labels = list(curves.throughput)
     rows = []
-    for place, nodes in enumerate(found.nodes):
-        values = [found.throughput[label][place] for label in labels]
+    for place, nodes in enumerate(curves.nodes):
+        values = [curves.throughput[label][place] for label in labels]
         known = INCEPTION.get(nodes)
         error = f"{values[0] / known - 1:+.1%}" if known else ""
         use = "fitted" if nodes <= FITTED_TO else "predicted"
@@ -143,33 +143,35 @@ def throughput_table(found: Curves) -> list[str]:
     return _table(["images/s", "published (0.3)", *labels, "two jobs / published"], rows)
 
 
-def efficiency_table(found: Curves) -> list[str]:
+def efficiency_table(curves: Curves) -> list[str]:
     """Return a table of the throughput per node relative to the smallest cluster."""
-    first = found.nodes[0]
+    first = curves.nodes[0]
     rows = []
-    for label, values in found.throughput.items():
-        parts = [v / n / (values[0] / first) for n, v in zip(found.nodes, values, strict=True)]
+    for label, values in curves.throughput.items():
+        parts = [v / n / (values[0] / first) for n, v in zip(curves.nodes, values, strict=True)]
         rows.append([f"simulated, {label}", *(f"{part:.1%}" for part in parts)])
-    return _table([f"of a node's images/s among {first}", *map(str, found.nodes)], rows)
+    return _table([f"of a node's images/s among {first}", *map(str, curves.nodes)], rows)
 
 
-def phases_table(found: Curves) -> list[str]:
+def phases_table(curves: Curves) -> list[str]:
     rows = [
         [f"simulated, {nodes} nodes", *(f"{share:.1%}" for share in shares.values())]
-        for nodes, shares in found.phases.items()
+        for nodes, shares in curves.phases.items()
     ]
     return _table(["part of an iteration of two jobs", *PHASES], rows)
 
 
-def overhead_table(found: Curves) -> list[str]:
+def overhead_table(curves: Curves) -> list[str]:
     rows = [
         [f"simulated, groups of {size}", *(f"{value:.1%}" for value in values)]
-        for size, values in found.overhead.items()
+        for size, values in curves.overhead.items()
     ]
-    return _table(["over the gradient's time, barrier", *(f"{n} tasks" for n in found.tasks)], rows)
+    return _table(
+        ["over the gradient's time, barrier", *(f"{n} tasks" for n in curves.tasks)], rows
+    )
 
 
-def print_curves(found: Curves, model: Inception) -> None:
+def print_curves(curves: Curves, model: Inception) -> None:
     given = model.assumptions
     print(
         f"\nsimulated: Inception-v1, {given.parameters / 1e6:g} M parameters of "
@@ -179,7 +181,7 @@ def print_curves(found: Curves, model: Inception) -> None:
         "all other costs from the measured runs\n"
     )
     tables = throughput_table, efficiency_table, phases_table, overhead_table
-    for table in (make(found) for make in tables):
+    for table in (make(curves) for make in tables):
         print("\n".join(table), end="\n\n")
 
 
@@ -192,7 +194,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 # -- chart -----------------------------------------------------------------------------------------
 
 
-def chart(found: Curves, path: Path) -> None:
+def chart(curves: Curves, path: Path) -> None:
     """Draw the throughput; needs matplotlib."""
     import matplotlib
 
@@ -200,8 +202,8 @@ def chart(found: Curves, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for label, values in found.throughput.items():
-        axes.plot(found.nodes, values, label=f"simulated: {label}")
+    for label, values in curves.throughput.items():
+        axes.plot(curves.nodes, values, label=f"simulated: {label}")
     axes.plot(list(INCEPTION), list(INCEPTION.values()), "ko", label="published: BigDL 0.3")
     axes.set(xlabel="nodes", ylabel="images/s", title="Inception-v1, simulated", ylim=(0, None))
     axes.legend(fontsize="small")

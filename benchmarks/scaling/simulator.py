@@ -102,9 +102,9 @@ class _Player:
 
     def play(self, part) -> dict[str, float]:
         if isinstance(part, Overlapped):
-            found = self._play(part.computing)
-            computing, exchange = found[COMPUTE], sum(self._play(part.exchange).values())
-            return {**found, "gradients": part.end(computing, exchange) - computing}
+            phases = self._play(part.computing)
+            computing, exchange = phases[COMPUTE], sum(self._play(part.exchange).values())
+            return {**phases, "gradients": part.end(computing, exchange) - computing}
         return self._play(part) if isinstance(part, Stage) else {part.phase: part.seconds}
 
     def _play(self, stage: Stage) -> dict[str, float]:
@@ -116,9 +116,9 @@ class _Player:
         if draws:
             compute = jitter.draw(self._random, stage.tasks, self._workload.compute_s).tolist()
         cluster = self._cluster
-        found = run_stage(
+        phases = run_stage(
             stage.legs, compute, cluster.nodes, cluster.cores, cluster.others, cluster.machines
         )
         if not draws:
-            self._played[stage] = found
-        return found
+            self._played[stage] = phases
+        return phases

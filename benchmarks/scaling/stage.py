@@ -96,10 +96,10 @@ def run_stage(
             end = free[server] = max(now, free.get(server, 0.0)) + seconds
         ends[task][number + 1] = end
         heapq.heappush(events, (end, task, number + 1))
-    found: dict[str, float] = {}
+    phase_seconds: dict[str, float] = {}
     for leg, (start, end) in zip(legs, itertools.pairwise(ends[last]), strict=True):
-        found[leg.phase] = found.get(leg.phase, 0.0) + end - start
-    return found
+        phase_seconds[leg.phase] = phase_seconds.get(leg.phase, 0.0) + end - start
+    return phase_seconds
 
 
 class _Cores:

@@ -169,7 +169,7 @@ def group_seconds(point: Point, fit: Fit, jitter: Jitter) -> float:
     """Return the simulated seconds of a group."""
     workload = Workload(point.workers, point.parameters, point.sleep_s, 4, jitter)
     groups = 1 if jitter.is_none else 10
-    found = simulate(
+    result = simulate(
         workload,
         fit.costs,
         fit.machine,
@@ -177,7 +177,7 @@ def group_seconds(point: Point, fit: Fit, jitter: Jitter) -> float:
         iterations=groups * point.group_size,
         group_size=point.group_size,
     )
-    return float(found.seconds.sum() / groups)
+    return float(result.seconds.sum() / groups)
 
 
 def calibrated(calibration: Calibration, transport: str) -> Fit:
@@ -222,7 +222,7 @@ def predictions(calibration: Calibration, fits: dict[str, Fit]) -> list[Predicti
     ]
 
 
-def check(found: Sequence[Prediction]) -> None:
+def check(predictions: Sequence[Prediction]) -> None:
     """Raise an error if the costs do not predict the held-out points.
 
     Raises
@@ -230,14 +230,14 @@ def check(found: Sequence[Prediction]) -> None:
     UsageError
         If nothing was held back, or a prediction is off by more than :data:`LIMIT`.
     """
-    if not found:
+    if not predictions:
         raise UsageError("No measured point was held back to validate the simulation; calibrate")
-    worst = max(found, key=lambda p: abs(p.error))
+    worst = max(predictions, key=lambda p: abs(p.error))
     if abs(worst.error) > LIMIT:
-        missed = sum(abs(p.error) > LIMIT for p in found)
+        missed = sum(abs(p.error) > LIMIT for p in predictions)
         raise UsageError(
-            f"The simulation is not validated: {missed} of {len(found)} held-back points are off "
-            f"by more than {LIMIT:.0%}, at worst {worst.error:+.0%} ({worst.point}; the middle "
+            f"The simulation is not validated: {missed} of {len(predictions)} held-back points are "
+            f"off by more than {LIMIT:.0%}, at worst {worst.error:+.0%} ({worst.point}; the middle "
             f"half of its groups spread over {worst.point.spread:.0%}), so no larger cluster is "
             "simulated; calibrate on a quieter machine, or for longer (--seconds)"
         )

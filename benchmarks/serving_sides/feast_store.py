@@ -63,10 +63,12 @@ def main(folder, port, rows):
             ids = rng.integers(0, rows, int(count)).tolist()
             begin = time.perf_counter()
             asked = [{"item": each} for each in ids]
-            found = stores[name].get_online_features(features=features, entity_rows=asked).to_dict()
+            features_read = (
+                stores[name].get_online_features(features=features, entity_rows=asked).to_dict()
+            )
             took.append(1000 * (time.perf_counter() - begin))
-        assert len(found[OF_ITEM[0]]) == int(count)
-        assert found[OF_ITEM[0]] == frame[OF_ITEM[0]].to_numpy()[ids].tolist()
+        assert len(features_read[OF_ITEM[0]]) == int(count)
+        assert features_read[OF_ITEM[0]] == frame[OF_ITEM[0]].to_numpy()[ids].tolist()
         print(json.dumps(took), flush=True)
 
 

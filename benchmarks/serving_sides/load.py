@@ -67,8 +67,8 @@ class Side:
             self._lock.wait_for(lambda: not self.open, 2 * LIMIT)
 
     def answers(self, count):
-        found = (self._calls[0](each, timeout=60) for each in self.requests[:count])
-        return [base64.b64encode(each).decode() for each in found]
+        responses = (self._calls[0](each, timeout=60) for each in self.requests[:count])
+        return [base64.b64encode(each).decode() for each in responses]
 
 
 def percentiles(times):
@@ -153,13 +153,13 @@ def open_by_loadgen(side, rate, seconds):
     loadgen.DestroyQSL(library)
     loadgen.DestroySUT(target)
     side.wait()
-    found = dict(line.split(" : ", 1) for line in text.splitlines() if " : " in line)
-    found = {name.strip(): value.strip() for name, value in found.items()}
-    done = float(found["Completed samples per second"])
+    report = dict(line.split(" : ", 1) for line in text.splitlines() if " : " in line)
+    report = {name.strip(): value.strip() for name, value in report.items()}
+    done = float(report["Completed samples per second"])
     return {
         "requests": round(done * (time.perf_counter() - begun)),
         "requests_per_s": done,
-        **{f"p{p}_ms": int(found[f"{p}.00 percentile latency (ns)"]) / 1e6 for p in (50, 90, 99)},
+        **{f"p{p}_ms": int(report[f"{p}.00 percentile latency (ns)"]) / 1e6 for p in (50, 90, 99)},
     }
 
 

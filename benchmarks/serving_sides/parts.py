@@ -54,9 +54,9 @@ class Parts:
     def recommend(self, users):
         """Return the best items of each user and their scores, as int32 rows and float32 bits."""
         rows = np.frombuffer(b"".join(self._redis.mget([f"u:{u}" for u in users])), USER)
-        found = self.search(np.ascontiguousarray(rows["v"]))
-        counts = (found >= 0).sum(1)
-        ids = found[found >= 0]
+        neighbors = self.search(np.ascontiguousarray(rows["v"]))
+        counts = (neighbors >= 0).sum(1)
+        ids = neighbors[neighbors >= 0]
         items = b"".join(self._redis.mget([f"i:{i}" for i in ids.tolist()]))
         of_items = np.frombuffer(items, np.int32).reshape(-1, len(OF_ITEM))
         of_users = np.repeat(rows["c"], counts, axis=0)

@@ -54,13 +54,13 @@ def bound() -> socket.socket:
 
 def numbers(data: bytes) -> list[int]:
     """Return the packet ids in netlink messages."""
-    found, place = [], 0
+    indices, place = [], 0
     while place < len(data):
         length, kind, *_ = _HEAD.unpack_from(data, place)
         if kind == _PACKET:  # its first attribute begins with the number
-            found.append(struct.unpack_from("!I", data, place + _HEAD.size + 8)[0])
+            indices.append(struct.unpack_from("!I", data, place + _HEAD.size + 8)[0])
         place += length + -length % 4
-    return found
+    return indices
 
 
 def main() -> None:

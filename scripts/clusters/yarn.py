@@ -255,16 +255,16 @@ def start(folder: Path) -> None:
 def state(folder: Path) -> dict[str, bool]:
     """Return whether each daemon, and the cluster as a whole, is ready."""
     daemons = Daemons(folder)
-    found = {name: daemons.process(name) is not None for name in DAEMONS}
+    states = {name: daemons.process(name) is not None for name in DAEMONS}
     urls = json.loads((folder / "urls.json").read_text())
     query = "/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
     beans = _answer(urls["webhdfs"] + query).get("beans") or [{}]
-    found["hdfs"] = beans[0].get("NumLiveDataNodes", 0) > 0 and (
+    states["hdfs"] = beans[0].get("NumLiveDataNodes", 0) > 0 and (
         beans[0].get("FSState") == "Operational"
     )
     metrics = _answer(urls["yarn"] + "/ws/v1/cluster/metrics").get("clusterMetrics", {})
-    found["yarn"] = metrics.get("activeNodes") == len(NODES)
-    return found
+    states["yarn"] = metrics.get("activeNodes") == len(NODES)
+    return states
 
 
 def _answer(url: str) -> dict:
@@ -276,10 +276,10 @@ def _answer(url: str) -> dict:
 
 
 def status(folder: Path) -> None:
-    found = state(folder)
-    for name, is_ready in found.items():
+    states = state(folder)
+    for name, is_ready in states.items():
         print(f"{name}: {'ready' if is_ready else 'not ready'}")
-    raise SystemExit(not all(found.values()))
+    raise SystemExit(not all(states.values()))
 
 
 def kill(folder: Path, name: str) -> None:
@@ -301,15 +301,15 @@ def cli(folder: Path, name: str, *arguments: str) -> None:
 def containers(folder: Path) -> list[psutil.Process]:
     """Return the container processes, which outlive a killed NodeManager."""
     nodes = tuple(f"{folder}/{name}/" for name in NODES)
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             of_container = process.environ().get("LOCAL_DIRS", "").startswith(nodes)
             if of_container or process.cwd().startswith(nodes):
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):
             continue
-    return found
+    return processes
 
 
 def main() -> None:
