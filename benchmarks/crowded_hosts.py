@@ -59,7 +59,7 @@ def main() -> None:
             )
 
 
-def measured(settings, repeats: int, place: Path, control) -> dict[Setting, dict[str, list]]:
+def measured(settings, repeats: int, index: Path, control) -> dict[Setting, dict[str, list]]:
     """Return the seconds of a sum by every implementation, in all repeats."""
     measurements: dict[Setting, dict[str, list]] = {}
     with contextlib.ExitStack() as opened:
@@ -69,7 +69,7 @@ def measured(settings, repeats: int, place: Path, control) -> dict[Setting, dict
             for rank in range(HOSTS * EACH):
                 host = rank % HOSTS if layout == "as they come" else rank // EACH
                 role = ("--worker", layout, str(rank))
-                crews[layout].append(Remote(place, f"host{host + 1}", *role, program=__file__))
+                crews[layout].append(Remote(index, f"host{host + 1}", *role, program=__file__))
                 opened.callback(crews[layout][-1].close)
 
         def ask(side: str, setting: Setting) -> float:

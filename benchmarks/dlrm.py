@@ -415,7 +415,7 @@ def bigdl_side(options, side, numbers, ids, labels):
             workers_per_node=int(side.partition(", ")[2].partition("×")[0]),
             model_dir=folder,
         )
-        figures = estimator.fit(
+        metrics = estimator.fit(
             {"x": [numbers, ids], "y": labels},
             epochs=options.epochs,
             batch_size=options.batch_size,
@@ -427,7 +427,7 @@ def bigdl_side(options, side, numbers, ids, labels):
         estimator.shutdown()
         cpu = sum(float(path.read_text()) for path in Path(folder).glob("cpu-*"))
         model = estimator.get_model() if options.test is not None else None
-    return [each["profile"]["mean_train_epoch_s"] for each in figures], cpu, model
+    return [each["profile"]["mean_train_epoch_s"] for each in metrics], cpu, model
 
 
 def plain_side(options, kind, numbers, ids, labels):
@@ -454,12 +454,12 @@ def plain_side(options, kind, numbers, ids, labels):
             loss_of(model(numbers[picked], ids[picked]), labels[picked]).backward()
             if by_hand:
                 gradient = weight.grad.coalesce()
-                places, values = gradient.indices()[0], gradient.values()
+                indices, values = gradient.indices()[0], gradient.values()
                 with torch.no_grad():
-                    sums = squares[places] + values.square().mean(1)
-                    squares[places] = sums
+                    sums = squares[indices] + values.square().mean(1)
+                    squares[indices] = sums
                     weight.index_add_(
-                        0, places, values * (-options.lr / (sums.sqrt() + 1e-10))[:, None]
+                        0, indices, values * (-options.lr / (sums.sqrt() + 1e-10))[:, None]
                     )
             optimizer.step()
         seconds.append(time.perf_counter() - started)
@@ -480,14 +480,14 @@ def run_side(options, side):
     with Watch() as watch:
         run = RUNS[re.split(r"\W", side)[0]]
         seconds, cpu, model = run(options, side, *data)
-    figures = {
+    metrics = {
         "samples_s": options.samples / seconds[-1],
         "cpu": 1e6 * cpu / options.samples,
         "peak": watch.peak,
     }
     if options.test is not None:
-        figures["auc"] = auc_of(model, *make_data(options.test, options.fields, options.seed + 999))
-    return figures
+        metrics["auc"] = auc_of(model, *make_data(options.test, options.fields, options.seed + 999))
+    return metrics
 
 
 class Watch:

@@ -61,7 +61,7 @@ def write_criteo(path, rows):
     """Write files of at most a million rows."""
     os.makedirs(path)
     rng = np.random.default_rng(0)
-    places = {size: _zipf_table(size) for size in SIZES}
+    tables = {size: _zipf_table(size) for size in SIZES}
     for part, start in enumerate(range(0, rows, min(1_000_000, max(rows // 4, 1)))):
         count = min(1_000_000, max(rows // 4, 1), rows - start)
         columns = {"label": pa.array((rng.random(count) < 0.25).astype(np.int32))}
@@ -70,7 +70,7 @@ def write_criteo(path, rows):
             columns[name] = pa.array(values, mask=rng.random(count) < 0.1)
         for i, name in enumerate(CATEGORIES):
             size = SIZES[i % len(SIZES)]
-            drawn = np.searchsorted(places[size], rng.random(count))
+            drawn = np.searchsorted(tables[size], rng.random(count))
             drawn, codes = np.unique(drawn, return_inverse=True)
             texts = pa.array([f"{i:02x}{value * 2654435761 % 2**32:08x}" for value in drawn])
             codes = pa.array(codes.astype(np.int32), mask=rng.random(count) < 0.05)
@@ -198,11 +198,11 @@ def polars_side(_, source, target):
         frame.select((pl.col(a) + pl.col(b)).fill_null("None").alias("pair")).unique()
         for a, b, _ in CROSSES
     ]
-    figures = frame.select(
+    limits = frame.select(
         *(each.min().name.prefix("min_") for each in numbers),
         *(each.max().name.prefix("max_") for each in numbers),
     )
-    row, *tables = pl.collect_all([figures, *counted, *pairs], engine="streaming")
+    row, *tables = pl.collect_all([limits, *counted, *pairs], engine="streaming")
     row = row.row(0, named=True)
     scaled = [
         ((each - row[f"min_{name}"]) / (row[f"max_{name}"] - row[f"min_{name}"])).cast(pl.Float32)
@@ -301,15 +301,15 @@ def pandas_sessions(_, source, target):
         codes, _ = pd.factorize(frame[name], sort=True)
         frame[name] = (codes + 1).astype(np.int32)
     frame = frame.sort_values(["user", "time"], ignore_index=True)
-    place = frame.groupby("user").cumcount().to_numpy()
-    kept = np.flatnonzero(place > 0)
-    length = np.minimum(place[kept], HISTORY)
+    index = frame.groupby("user").cumcount().to_numpy()
+    kept = np.flatnonzero(index > 0)
+    length = np.minimum(index[kept], HISTORY)
     columns = np.arange(HISTORY)
     inside = columns < length[:, None]
-    places = np.where(inside, kept[:, None] - length[:, None] + columns, 0)
+    indices = np.where(inside, kept[:, None] - length[:, None] + columns, 0)
     selected = frame.iloc[kept].reset_index(drop=True)
     for name in ("item", "category"):
-        values = np.where(inside, frame[name].to_numpy()[places], 0).astype(np.int32)
+        values = np.where(inside, frame[name].to_numpy()[indices], 0).astype(np.int32)
         selected[f"{name}_hist_seq"] = list(values)
     selected["item_hist_seq_mask"] = list(inside.astype(np.int32))
     _write_pandas(selected, target)
@@ -331,18 +331,18 @@ def polars_sessions(_, source, target):
         for name, table in zip(_COLUMNS, tables, strict=True)
     ]
     frame = frame.with_columns(encoded).sort("user", "time")
-    place = pl.int_range(pl.len(), dtype=pl.Int64).over("user")
+    index = pl.int_range(pl.len(), dtype=pl.Int64).over("user")
     row = pl.int_range(pl.len(), dtype=pl.Int64)
-    frame = frame.with_columns(place.alias("place"), row.alias("row")).collect(engine="streaming")
+    frame = frame.with_columns(index.alias("place"), row.alias("row")).collect(engine="streaming")
     # A window of lists is not to be had without a loop over the rows, arrays by position are.
     kept = np.flatnonzero(frame["place"].to_numpy() > 0)
     length = np.minimum(frame["place"].to_numpy()[kept], HISTORY)
     columns = np.arange(HISTORY)
     inside = columns < length[:, None]
-    places = np.where(inside, kept[:, None] - length[:, None] + columns, 0)
+    indices = np.where(inside, kept[:, None] - length[:, None] + columns, 0)
     selected = frame[kept].drop("place", "row")
     lists = [
-        _polars_lists(f"{name}_hist_seq", np.where(inside, frame[name].to_numpy()[places], 0))
+        _polars_lists(f"{name}_hist_seq", np.where(inside, frame[name].to_numpy()[indices], 0))
         for name in ("item", "category")
     ]
     lists.append(_polars_lists("item_hist_seq_mask", inside))

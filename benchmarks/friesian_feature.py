@@ -195,9 +195,9 @@ def repeated(sides, repeats):
     measurements = {name: [] for name in sides}
     for repeat in range(repeats + 1):
         for name, work in sides.items():
-            figures = measured(work)
+            metrics = measured(work)
             if repeat:
-                measurements[name].append(figures)
+                measurements[name].append(metrics)
     return measurements
 
 

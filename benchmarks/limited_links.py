@@ -138,14 +138,14 @@ class Remote:
 
 def measured(settings, repeats: int, folder: Path, control) -> dict[Setting, dict[str, list]]:
     """Return the seconds of an exchange of every implementation, in all repeats."""
-    place = folder / "hosts"
+    hosts = folder / "hosts"
     measurements: dict[Setting, dict[str, list]] = {}
     with contextlib.ExitStack() as opened:
         by_hand = []
         for rank in range(HOSTS):
-            by_hand.append(Remote(place, f"host{rank + 1}", "--hand", str(rank)))
+            by_hand.append(Remote(hosts, f"host{rank + 1}", "--hand", str(rank)))
             opened.callback(by_hand[-1].close)
-        driver = Remote(place, "driver", "--driver")
+        driver = Remote(hosts, "driver", "--driver")
         opened.callback(driver.close)
 
         def ask(side: str, setting: Setting) -> float:

@@ -177,17 +177,17 @@ def one_request(model, servers, rows, calls):
     x = np.random.default_rng(0).random((rows, WIDTH), dtype=np.float32)
     inputs = {"x": x}
     bare = model._runner.run
-    figures = {"the network": [], "ServedModel.predict": []}
+    metrics = {"the network": [], "ServedModel.predict": []}
     clients = [(s.name, kind, Client(u)) for s in servers for kind, u in _urls(s)]
     for _ in range(3):
-        figures["the network"].append(median_ms(lambda: bare([x]), calls))
-        figures["ServedModel.predict"].append(median_ms(lambda: model.predict(inputs), calls))
+        metrics["the network"].append(median_ms(lambda: bare([x]), calls))
+        metrics["ServedModel.predict"].append(median_ms(lambda: model.predict(inputs), calls))
         for name, kind, client in clients:
             took = median_ms(lambda client=client: client.infer("ranker", inputs), calls)
-            figures.setdefault(f"{name}, {kind}", []).append(took)
+            metrics.setdefault(f"{name}, {kind}", []).append(took)
     for *_, client in clients:
         client.close()
-    return {name: statistics.median(each) for name, each in figures.items()}
+    return {name: statistics.median(each) for name, each in metrics.items()}
 
 
 def _urls(server):
@@ -236,10 +236,10 @@ def main():
                         answer = client.infer("ranker", {"x": sample.numpy()})
                         np.testing.assert_allclose(answer, expected, atol=1e-5)
                 for rows in options.rows:
-                    figures = one_request(model, servers, rows, 200)
-                    results["one request"][rows] = figures
+                    metrics = one_request(model, servers, rows, 200)
+                    results["one request"][rows] = metrics
                     print(f"\n| {rows} rows, alone | ms |\n|---|---|")
-                    for name, took in figures.items():
+                    for name, took in metrics.items():
                         print(f"| {name} | {took:.3f} |")
             stages = stage_means(servers[0])
             results["stages"] = stages
@@ -263,9 +263,9 @@ def main():
                             f"| {rows} | {clients} | {name} | {statistics.median(rates):,.0f} "
                             f"({min(rates):,.0f} to {max(rates):,.0f}) | {p50:.2f} | {p99:.2f} |"
                         )
-                        figures = {"rates": rates, "p50": halves, "p99": tails}
+                        metrics = {"rates": rates, "p50": halves, "p99": tails}
                         results["load"].append(
-                            {"rows": rows, "clients": clients, "server": name, **figures}
+                            {"rows": rows, "clients": clients, "server": name, **metrics}
                         )
         finally:
             for server in servers:

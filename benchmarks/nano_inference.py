@@ -530,17 +530,17 @@ def report(model, batch, threads, measurements, flops, peak):
         "| Implementation | allocator | ms | × eager, default | × eager, tuned | % peak | error |"
     )
     print("|---|---|---|---|---|---|---|")
-    for (name, allocator), figures in measurements.items():
-        ms = statistics.median(figures["ms"])
+    for (name, allocator), metrics in measurements.items():
+        ms = statistics.median(metrics["ms"])
         precision = name.split()[-1] if " " in name else "fp32"
         share = flops / (ms / 1e3) / peak[precision]
-        times = shown((ms, min(figures["ms"]), max(figures["ms"])))
+        times = shown((ms, min(metrics["ms"]), max(metrics["ms"])))
         ratios = " | ".join(
             shown(ratio(measurements, (name, allocator), ("eager", base))) for base in ALLOCATORS
         )
         print(
             f"| {name} | {allocator} | {times} | {ratios} | {100 * share:.0f} "
-            f"| {figures['error']:.2g} |"
+            f"| {metrics['error']:.2g} |"
         )
     report_overhead(measurements)
     if model == "resnet50":
@@ -637,8 +637,8 @@ def main(argv=None):
         case = {"side": "peaks", "allocator": "default", "threads": threads}
         case["clock"] = options.clock
         peak = once(case)
-        figures = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in peak.items())
-        print(f"\nPeak on {threads} core(s), billion operations a second: {figures}", flush=True)
+        rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in peak.items())
+        print(f"\nPeak on {threads} core(s), billion operations a second: {rates}", flush=True)
         for model in options.models:
             for batch in (options.batches or BATCHES[model])[: 1 if options.quick else None]:
                 measurements, flops = measure(model, batch, threads, options)

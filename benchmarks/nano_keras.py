@@ -119,13 +119,13 @@ def main(argv=None):
             "over call": ratio(rounds, "model(x)", f"{name}(x)"),
             "agreement": float(np.mean(predictions.argmax(-1) == expected.argmax(-1))),
         }
-        figures = "   ".join(
+        ratios = "   ".join(
             f"{what} {rows[name][what][0]:5.2f} ({rows[name][what][1]:.2f} to "
             f"{rows[name][what][2]:.2f})"
             for what in ("over predict", "over call")
         )
         agreement = rows[name]["agreement"]
-        print(f"{name:28} {rows[name]['milliseconds']:9.2f} ms   {figures}   agree {agreement:.3f}")
+        print(f"{name:28} {rows[name]['milliseconds']:9.2f} ms   {ratios}   agree {agreement:.3f}")
     if args.json:
         args.json.write_text(json.dumps({"batch": args.batch, "methods": rows}, indent=1))
     return rows

@@ -122,10 +122,10 @@ def report(measurements, options):
     print("|---|---|---|---|---|")
     for side, runs in measurements.items():
         cells = []
-        for figure, digits in (("rate", 0), ("cpu_ms", 2)):
-            values = [run[figure] for run in runs]
+        for metric, digits in (("rate", 0), ("cpu_ms", 2)):
+            values = [run[metric] for run in runs]
             pairs = zip(measurements["one"], runs, strict=True)
-            cells += [spread(values, digits), spread([b[figure] / a[figure] for a, b in pairs], 2)]
+            cells += [spread(values, digits), spread([b[metric] / a[metric] for a, b in pairs], 2)]
         print(f"| {names[side]} | {' | '.join(cells)} |")
     pairs = list(zip(measurements["one"], measurements["all"], strict=True))
     reached = statistics.median(many["rate"] / one["rate"] for one, many in pairs)

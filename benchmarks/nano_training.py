@@ -535,9 +535,9 @@ def report_gates(scenario, measurements, bases):
             continue
         reached = {base: ratio(measurements, key, base)[0] for base in bases}
         verdict = "met" if reached[bases[0]] >= gate else "MISSED"
-        figures = ", ".join(f"{value:.2f}× {' '.join(base)}" for base, value in reached.items())
+        ratios = ", ".join(f"{value:.2f}× {' '.join(base)}" for base, value in reached.items())
         print(
-            f"\n{scenario}, {side}: {figures} (gate against the default process: {gate}: {verdict})"
+            f"\n{scenario}, {side}: {ratios} (gate against the default process: {gate}: {verdict})"
         )
 
 

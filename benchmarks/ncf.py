@@ -226,8 +226,8 @@ def measure(spark, path, options):
         for name, run in sides.items():
             result = run(seed)
             measurements[name].append(result)
-            figures = ", ".join(f"{k} {v:.4g}" for k, v in result.items())
-            print(f"  {seed + 1}/{options.repeats} {name}: {figures}", flush=True)
+            metrics = ", ".join(f"{k} {v:.4g}" for k, v in result.items())
+            print(f"  {seed + 1}/{options.repeats} {name}: {metrics}", flush=True)
     return measurements
 
 
@@ -240,10 +240,10 @@ def in_child(path, options, side, seed):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def ratio(measurements, side, base, figure):
+def ratio(measurements, side, base, metric):
     """Return the ratio of samples per second of `side` to `base`: median and range."""
     pairs = zip(measurements[side], measurements[base], strict=True)
-    values = [b[figure] / a[figure] * a["samples"] / b["samples"] for a, b in pairs]
+    values = [b[metric] / a[metric] * a["samples"] / b["samples"] for a, b in pairs]
     return statistics.median(values), min(values), max(values)
 
 
@@ -270,12 +270,12 @@ def report(name, rows, measurements, options):
     print("|---|---|---|---|---|")
     for side in ours:
         for base in [base for base in measurements if base not in ours]:
-            for figure, gate in (("seconds", 1.6), ("loop", 0.95)):
-                wanted = side == best and (figure == "loop") == (base == TENSORS)
+            for metric, gate in (("seconds", 1.6), ("loop", 0.95)):
+                wanted = side == best and (metric == "loop") == (base == TENSORS)
                 wanted = wanted and base in (LOADER, TENSORS)
-                middle, low, high = ratio(measurements, side, base, figure)
+                middle, low, high = ratio(measurements, side, base, metric)
                 met = "met" if middle >= gate else "MISSED"
-                what = "end to end" if figure == "seconds" else "loop"
+                what = "end to end" if metric == "seconds" else "loop"
                 verdict = f">= {gate}: {met}" if wanted else ""
                 print(
                     f"| {side}, {what} | {base} | {middle:.2f} | {low:.2f}–{high:.2f} | {verdict} |"

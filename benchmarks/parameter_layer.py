@@ -101,8 +101,8 @@ def main() -> None:
             report["compression"] = compression(options)
     if options.json:
         options.json.write_text(json.dumps(report, indent=1))
-    for part, figures in report.items():
-        REPORTS[part](figures)
+    for part, metrics in report.items():
+        REPORTS[part](metrics)
 
 
 @contextlib.contextmanager
@@ -199,11 +199,11 @@ def table_fit(is_sparse: bool) -> Callable[[], dict]:
     rows = ids, (ids % 2).astype("float32")
 
     def epoch() -> dict:
-        (figures,) = estimator.fit(
+        (metrics,) = estimator.fit(
             rows, batch_size=READ, transport="barrier", group_size=TABLE_GROUP, profile=True, seed=0
         )
         return {
-            name: figures["profile"][name] for name in ("step_s", "bytes_per_step", "compute_s")
+            name: metrics["profile"][name] for name in ("step_s", "bytes_per_step", "compute_s")
         }
 
     return epoch
@@ -256,8 +256,8 @@ def digits_fit(name: str, rows: tuple, seed: int) -> tuple[float, float]:
         compression=name.partition(",")[0],
         seed=seed,
     )
-    figures = estimator.evaluate(held, batch_size=len(held[1]))
-    return float(figures["val_loss"]), float(figures["Accuracy"])
+    metrics = estimator.evaluate(held, batch_size=len(held[1]))
+    return float(metrics["val_loss"]), float(metrics["Accuracy"])
 
 
 def measured(sides: dict, repeats: int) -> dict[str, list]:
@@ -493,11 +493,11 @@ def in_processes(train, width: int, steps: int) -> float:
     from bigdl.runtime.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
-        place = os.path.join(folder, "meet")
-        return max(launch(train_plain, RANKS, (train, width, steps, place)))
+        rendezvous = os.path.join(folder, "meet")
+        return max(launch(train_plain, RANKS, (train, width, steps, rendezvous)))
 
 
-def train_plain(rank: int, train, width: int, steps: int, place: str) -> float:
+def train_plain(rank: int, train, width: int, steps: int, rendezvous: str) -> float:
     import torch
     import torch.distributed as dist
 
@@ -505,7 +505,7 @@ def train_plain(rank: int, train, width: int, steps: int, place: str) -> float:
 
     tune_allocator()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
     network = Dense(width, rank)
     optimizer = torch.optim.SGD(network.model.parameters(), lr=0.01, momentum=0.9)
     backward = train(rank, network)
@@ -633,10 +633,10 @@ def report_compression(sides: dict[str, list[tuple[float, float]]]) -> None:
         "| compression | loss on held-back rows, mean (range) | accuracy, mean (range) |\n"
         "|---|---|---|"
     )
-    for name, figures in sides.items():
+    for name, metrics in sides.items():
         columns = (
             f"{statistics.mean(each):.4f} ({min(each):.4f}–{max(each):.4f})"
-            for each in zip(*figures, strict=True)
+            for each in zip(*metrics, strict=True)
         )
         print(f"| {name} | {' | '.join(columns)} |")
     print()

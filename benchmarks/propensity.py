@@ -29,8 +29,8 @@ rows): 1 is linear, below 1 fixed costs are spread over more rows.
 The last table is a PROJECTION to the size that was published for such a system (hundreds of
 billions of records on several hundred servers), from the rows/s/core of the largest run: no
 network, no stragglers, no failures, cores as fast as these.  Users grow with the rows, and their
-counts meet in the calling process while the pipeline learns: so many users would be counted by
-``fit`` in Spark, which is slower.  It says whether the size is out of reach, not how long it takes.
+counts are merged in the calling process while the pipeline is fitted: for that many users, ``fit``
+would count in Spark, which is slower.  It shows whether the size is feasible, not its duration.
 """
 
 import argparse
@@ -239,11 +239,11 @@ def add_growth(measurements):
 def projection(largest, options):
     """Return the projected hours for the published size, from the rates of the largest run."""
     hours = {}
-    for stage, figures in largest["stages"].items():
-        share = figures["rows"] / largest["rows"]  # how often a record goes through the stage
-        work = options.published_rows * share / figures["rows/s/core"]
+    for stage, metrics in largest["stages"].items():
+        share = metrics["rows"] / largest["rows"]  # how often a record goes through the stage
+        work = options.published_rows * share / metrics["rows/s/core"]
         hours[stage] = work / options.published_cores / 3600
-    growth = [figures.get("growth") for figures in largest["stages"].values()]
+    growth = [metrics.get("growth") for metrics in largest["stages"].values()]
     return {
         "kind": NOT_MEASURED,
         "records": options.published_rows,

@@ -346,13 +346,13 @@ def one_request(folder, store, index, redis_port, options):
                 if number >= 20:
                     times[name].append(1000 * (time.perf_counter() - begin))
         stages = {each["name"]: each["median"] for each in recommender.metrics.summary()}
-    figures = {name: percent(each, 50, 99) for name, each in times.items()}
-    bare = figures["search"][0] + figures["network"][0]
+    metrics = {name: percent(each, 50, 99) for name, each in times.items()}
+    bare = metrics["search"][0] + metrics["network"][0]
     print("\n| one request alone | p50 ms | p99 ms | search + network |\n|---|---|---|---|")
-    for name, (p50, p99) in figures.items():
+    for name, (p50, p99) in metrics.items():
         print(f"| {name} | {p50:.3f} | {p99:.3f} | {p50 / bare:.2f} |")
     print("stages, median ms:", ", ".join(f"{k} {v:.3f}" for k, v in stages.items()))
-    return {"figures": figures, "stages": stages}
+    return {"figures": metrics, "stages": stages}
 
 
 def check_answers(sides, answers, expected):
@@ -485,8 +485,8 @@ def rows_of_stores(folder, store, redis_port, users, items, options, stack):
             name: [*percent(t, 50, 99), 1000 / np.mean(t)] for name, t in times.items()
         }
     print("\n| rows | store | p50 ms | p99 ms | requests/s |\n|---|---|---|---|---|")
-    for count, figures in latencies.items():
-        for name, (p50, p99, rate) in figures.items():
+    for count, metrics in latencies.items():
+        for name, (p50, p99, rate) in metrics.items():
             print(f"| {count} | {name} | {p50:.3f} | {p99:.3f} | {rate:.0f} |")
     return latencies
 

@@ -189,13 +189,13 @@ def main(argv: list[str] | None = None) -> None:
         for _ in range(options.repeats):
             for side in SIDES:
                 measurements[side].append(run(side, cold))
-    figures = ("context", "first job", "both")
+    metrics = ("context", "first job", "both")
     print(
-        f"| Implementation | {' | '.join(f'{figure}, s' for figure in figures)} | pyspark to it |"
+        f"| Implementation | {' | '.join(f'{metric}, s' for metric in metrics)} | pyspark to it |"
     )
-    print("|---" * (len(figures) + 2) + "|")
+    print("|---" * (len(metrics) + 2) + "|")
     for side, results in measurements.items():
-        cells = [spread([result[figure] for result in results], 1) for figure in figures]
+        cells = [spread([result[metric] for result in results], 1) for metric in metrics]
         pairs = zip(measurements["pyspark"], results, strict=True)
         ratios = [base["both"] / result["both"] for base, result in pairs]
         print(f"| {side} | {' | '.join(cells)} | {spread(ratios, 2)} |")

@@ -269,8 +269,8 @@ def main():
     print(
         f"\nPython {platform.python_version()}, pyspark {version}, {options.cores} cores, {_cpu()}"
     )
-    for name, figures in report.items():
-        print(f"{name:16s} {json.dumps(figures)}")
+    for name, metrics in report.items():
+        print(f"{name:16s} {json.dumps(metrics)}")
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=1), encoding="utf-8")
 

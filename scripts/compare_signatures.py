@@ -181,14 +181,14 @@ def differences(published: Published) -> list[Difference]:
 
 def differences_of(old: inspect.Signature, here: inspect.Signature) -> Iterator[Difference]:
     ours = here.parameters
-    places = [name for name, each in ours.items() if each.kind in _BY_POSITION]
+    positional = [name for name, each in ours.items() if each.kind in _BY_POSITION]
     rest = {each.kind: str(each.replace(annotation=_NO_DEFAULT)) for each in ours.values()}
     star, stars = (
         rest.get(kind) for kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     )
     in_order = True
     matched = set()
-    for place, (name, each) in enumerate(old.parameters.items()):
+    for index, (name, each) in enumerate(old.parameters.items()):
         if each.kind is each.VAR_POSITIONAL:
             if star is None:
                 yield Difference(name, f"`*{name}`", "not taken")
@@ -196,11 +196,11 @@ def differences_of(old: inspect.Signature, here: inspect.Signature) -> Iterator[
             if stars is None:
                 yield Difference(name, f"`**{name}`", "not taken")
         elif each.kind is each.POSITIONAL_ONLY:  # its name is not known
-            if place < len(places):
-                matched.add(places[place])
-                yield from _defaults(name, each, ours[places[place]])
+            if index < len(positional):
+                matched.add(positional[index])
+                yield from _defaults(name, each, ours[positional[index]])
             elif star is None:
-                yield Difference(name, f"argument {place + 1}", "not taken")
+                yield Difference(name, f"argument {index + 1}", "not taken")
         elif name not in ours:
             others = ", ".join(f"`{kind}`" for kind in (star, stars) if kind)
             yield Difference(name, _written(each), f"in {others}" if stars else "not taken")
@@ -208,11 +208,11 @@ def differences_of(old: inspect.Signature, here: inspect.Signature) -> Iterator[
             matched.add(name)
             if ours[name].kind is each.POSITIONAL_ONLY:
                 yield Difference(name, _written(each), "by position only")
-            elif each.kind in _BY_POSITION and name not in places:
+            elif each.kind in _BY_POSITION and name not in positional:
                 yield Difference(name, _written(each), f"`{name}=` by keyword only")
-            elif in_order and each.kind in _BY_POSITION and places.index(name) != place:
+            elif in_order and each.kind in _BY_POSITION and positional.index(name) != index:
                 in_order = False
-                yield Difference(name, _at(name, place), _at(name, places.index(name)))
+                yield Difference(name, _at(name, index), _at(name, positional.index(name)))
             yield from _defaults(name, each, ours[name])
     for name, each in ours.items():
         required = each.default is _NO_DEFAULT and each.kind not in (
@@ -232,8 +232,8 @@ def _defaults(name: str, old: inspect.Parameter, here: inspect.Parameter) -> Ite
         yield Difference(name, _written(old), _written(here))
 
 
-def _at(name: str, place: int) -> str:
-    return f"`{name}` as argument {place + 1}"
+def _at(name: str, index: int) -> str:
+    return f"`{name}` as argument {index + 1}"
 
 
 def _same(old: Any, here: Any) -> bool:

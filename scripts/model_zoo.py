@@ -228,9 +228,9 @@ class ListDetector(Detector):
 class TopDetector(Detector):
     def forward(self, x: torch.Tensor) -> Any:
         head_output = self.head(torch.relu(self.trunk(x))).flatten(2).transpose(1, 2)
-        scores, places = head_output[..., 4].topk(5)
-        boxes = head_output[..., :4].gather(1, places[..., None].expand(-1, -1, 4))
-        return {"boxes": boxes, "scores": scores, "places": places}
+        scores, indices = head_output[..., 4].topk(5)
+        boxes = head_output[..., :4].gather(1, indices[..., None].expand(-1, -1, 4))
+        return {"boxes": boxes, "scores": scores, "places": indices}
 
 
 def _ratings(rows: int, random: torch.Generator) -> tuple[tuple, dict]:

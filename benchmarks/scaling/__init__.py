@@ -19,7 +19,7 @@ prints nothing else.
 :mod:`.calibrate`   measuring
 :mod:`.validate`    from measured runs to costs, and whether they predict
 :mod:`.links`       exchanges over limited links, and whether their costs predict
-:mod:`.published`   points of others' figures, and the model of their cluster
+:mod:`.published`   published measurements, and the model of their cluster
 :mod:`.report`      tables and a chart
 ==================  ===========================================================================
 """

@@ -29,25 +29,22 @@ def fitted(
     -------
     ndarray of float64
     """
-    place = np.log(np.asarray(start, np.float64))
+    logs = np.log(np.asarray(start, np.float64))
     # a number that does not matter must not run away
-    low, high = place - np.log(1e4), place + np.log(1e2)
-    here, damping = residuals(np.exp(place)), 1e-2
+    low, high = logs - np.log(1e4), logs + np.log(1e2)
+    here, damping = residuals(np.exp(logs)), 1e-2
     for _ in range(rounds):
         slopes = np.stack(
-            [
-                (residuals(np.exp(place + _unit(i, place))) - here) / _STEP
-                for i in range(len(place))
-            ],
+            [(residuals(np.exp(logs + _unit(i, logs))) - here) / _STEP for i in range(len(logs))],
             axis=1,
         )
         curvature, down = slopes.T @ slopes, slopes.T @ here
         for _ in range(8):
             weighted = curvature + damping * (
-                np.diag(np.diag(curvature)) + 1e-9 * np.eye(len(place))
+                np.diag(np.diag(curvature)) + 1e-9 * np.eye(len(logs))
             )
             move = np.clip(np.linalg.solve(weighted, -down), -2, 2)
-            there = np.clip(place + move, low, high)
+            there = np.clip(logs + move, low, high)
             errors = residuals(np.exp(there))
             if errors @ errors < here @ here:
                 break
@@ -55,13 +52,13 @@ def fitted(
         else:
             break
         gain = 1 - (errors @ errors) / (here @ here) if here @ here else 0.0
-        place, here, damping = there, errors, damping / 6
+        logs, here, damping = there, errors, damping / 6
         if gain < 1e-6:
             break
-    return np.exp(place)
+    return np.exp(logs)
 
 
-def _unit(number, place):
-    step = np.zeros_like(place)
+def _unit(number, logs):
+    step = np.zeros_like(logs)
     step[number] = _STEP
     return step

@@ -30,7 +30,7 @@ from .stage import COMPUTE, Leg, Server
 
 __all__ = ["ALL_REDUCE", "POLICIES", "Overlapped", "Parts", "Stage"]
 
-_CHUNKS = 4  # a task's fetches are interleaved with those of others in so many parts
+_CHUNKS = 4  # number of parts in which a task's fetches are interleaved with those of others
 _FULL = 4  # bytes of a number in the state that an owner keeps
 
 

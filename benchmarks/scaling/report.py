@@ -127,8 +127,8 @@ def predictions_table(predictions: Sequence[Prediction]) -> list[str]:
 def throughput_table(curves: Curves) -> list[str]:
     labels = list(curves.throughput)
     rows = []
-    for place, nodes in enumerate(curves.nodes):
-        values = [curves.throughput[label][place] for label in labels]
+    for index, nodes in enumerate(curves.nodes):
+        values = [curves.throughput[label][index] for label in labels]
         known = INCEPTION.get(nodes)
         error = f"{values[0] / known - 1:+.1%}" if known else ""
         use = "fitted" if nodes <= FITTED_TO else "predicted"

@@ -54,13 +54,13 @@ def bound() -> socket.socket:
 
 def numbers(data: bytes) -> list[int]:
     """Return the packet ids in netlink messages."""
-    indices, place = [], 0
-    while place < len(data):
-        length, kind, *_ = _HEAD.unpack_from(data, place)
+    ids, offset = [], 0
+    while offset < len(data):
+        length, kind, *_ = _HEAD.unpack_from(data, offset)
         if kind == _PACKET:  # its first attribute begins with the number
-            indices.append(struct.unpack_from("!I", data, place + _HEAD.size + 8)[0])
-        place += length + -length % 4
-    return indices
+            ids.append(struct.unpack_from("!I", data, offset + _HEAD.size + 8)[0])
+        offset += length + -length % 4
+    return ids
 
 
 def main() -> None:

@@ -456,7 +456,7 @@ def machine(folder: Path) -> None:
     load(folder, str(image(folder / "machine.tar", MACHINE, files, ["/opt/entrypoint.sh"], pairs)))
     java = Path("/etc") / java_home().name.replace("-amd64", "")
     shown = [Path("/usr"), java, Path(sys.base_prefix), Path(sys.prefix), HERE.parents[1] / "src"]
-    volumes = {f"v{place}": str(path) for place, path in enumerate(shown) if path.exists()}
+    volumes = {f"v{index}": str(path) for index, path in enumerate(shown) if path.exists()}
     mounts = [{"name": n, "mountPath": path, "readOnly": True} for n, path in volumes.items()]
     template = {
         "apiVersion": "v1",
