@@ -125,7 +125,7 @@ class PredictingEstimator(ABC):
         cluster : Cluster
         """
 
-    def _check_prediction(self, request: PredictionRequest) -> None:  # noqa: B027  most need no check
+    def _check_prediction(self, request: PredictionRequest) -> None:  # noqa: B027
         """Raise an error if the model does not support the request."""
 
     def _prediction_config(self) -> dict:
