@@ -217,7 +217,7 @@ def read_model(path: str) -> bytes:
         return read_bytes(path)
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(
-            f"Cannot read the model {path!r}: {error}", code="file-damaged", path=path
+            f"The model {path!r} cannot be read: {error}", code="file-damaged", path=path
         ) from error
 
 
