@@ -194,8 +194,11 @@ WRONG = {
         lambda m: m.fit(batches().unbatch(), num_processes=2),
         "must yield batches",
     ),
-    "targets": (lambda m: m.fit(batches(), TARGETS, num_processes=2), "leave y and sample_weight"),
-    "lengths": (lambda m: m.fit(ROWS, TARGETS[:3], num_processes=2), "as many rows each"),
+    "targets": (
+        lambda m: m.fit(batches(), TARGETS, num_processes=2),
+        "do not pass y and sample_weight",
+    ),
+    "lengths": (lambda m: m.fit(ROWS, TARGETS[:3], num_processes=2), "the same number of rows"),
     "kind": (lambda m: m.fit(3, num_processes=2), "x must hold arrays"),
     "empty": (lambda m: m.fit(iter(()), num_processes=2), "yields nothing"),
     "steps": (
@@ -208,7 +211,7 @@ WRONG = {
     ),
     "unlike batches": (
         lambda m: m.fit(iter([(np.ones((2, 5)), [0, 1]), (np.ones(2), [0, 1])]), num_processes=2),
-        "must be nested alike",
+        "must have the same nesting and ranks",
     ),
     "backend of one process": (
         lambda m: m.fit(batches(), backend="banana"),
