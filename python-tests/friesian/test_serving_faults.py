@@ -231,7 +231,7 @@ def test_fifty_reloads_under_load_lose_no_request_and_damaged_ones_are_refused(f
     kinds = Counter(map(str, outcomes))
     assert set(kinds) <= {str(each) for each in right.values()}, kinds
     assert "The new index cannot be used" in err
-    assert "what was loaded before goes on" in err  # the model
+    assert "the version loaded before stays in use" in err  # the model
 
 
 @needs_redis
