@@ -45,7 +45,7 @@ class ForbiddenError(AccessError):
 
 @dataclass(frozen=True)
 class Tokens:
-    """Bearer tokens of a server; without any, requests need none.
+    """Bearer tokens that a server accepts; without tokens, it accepts every request.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class Tokens:
 
 
 def only_authorization(values: Sequence[str | bytes]) -> str | None:
-    """Return a request's only header ``Authorization``, or None if it has none.
+    """Return the value of a request's ``Authorization`` header, or None if it has no such header.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def only_authorization(values: Sequence[str | bytes]) -> str | None:
 
 
 def read_token(path: str | os.PathLike) -> str:
-    """Read a token from a file; warn if every user of the machine can read it.
+    """Read a token from a file; warn if every user of the machine can read the file.
 
     Raises
     ------
@@ -198,7 +198,7 @@ def tls_files(certificate: str | os.PathLike, key: str | os.PathLike) -> tuple[P
 
 
 def read_pem(files: Sequence[Path] | None) -> tuple[bytes, bytes] | None:
-    """Return key and certificate as bytes for gRPC, or None without TLS."""
+    """Return the private key and the certificate as bytes for gRPC, or None if TLS is off."""
     if files is None:
         return None
     certificate, key = (file.read_bytes() for file in files)
@@ -216,7 +216,7 @@ def is_loopback(host: str) -> bool:
 
 
 def changes_allowed(changes: bool | None, tokens: Tokens) -> bool:
-    """Return True if clients may change a server: by request, or since it has an admin token.
+    """Return True if clients may change a server; by default, only if it has an admin token.
 
     Raises
     ------
@@ -236,7 +236,7 @@ def changes_allowed(changes: bool | None, tokens: Tokens) -> bool:
 def warn_of_exposure(
     host: str, *, tls: bool, tokens: Tokens, changes: bool, stacklevel: int = 3
 ) -> None:
-    """Warn of a server that other machines reach without TLS or without a token."""
+    """Warn if other machines can reach the server without TLS or without a token."""
     if is_loopback(host):
         return
     if not tls:
@@ -324,7 +324,7 @@ class Security:
         return Tokens(self.token, self.admin_token, self.metrics_token)
 
     def files(self) -> tuple[Path, Path] | None:
-        """Return the paths of certificate and key, or None without TLS."""
+        """Return the paths of the certificate and its key, or None if TLS is off."""
         if self.certificate is None or self.key is None:
             return None
         return tls_files(self.certificate, self.key)
@@ -335,5 +335,5 @@ class Security:
         return changes_allowed(self.changes, self.tokens)
 
     def check_access(self, authorization: str | None, purpose: str = INFER) -> None:
-        """Raise an AccessError if a request's header lacks the token for the purpose."""
+        """Raise an AccessError if the header has no token that is valid for the purpose."""
         self.tokens.check(authorization, purpose)

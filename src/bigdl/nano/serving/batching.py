@@ -63,7 +63,7 @@ class DeadlineError(BigDLError, TimeoutError):
 
 
 class UnavailableError(BigDLError, RuntimeError):
-    """Exception raised when a part of the server has stopped or is shutting down."""
+    """Exception raised when a component of the server has stopped or is shutting down."""
 
 
 class ClosedError(UnavailableError):
@@ -144,7 +144,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """Size and times of one call of the model, for metrics.
+    """Number of rows and durations of one call of the model, for metrics.
 
     Attributes
     ----------
@@ -313,7 +313,7 @@ class MicroBatcher:
                 self._changed.notify_all()
 
     def _next_batch(self) -> list[_Request]:
-        """Wait for the next batch and a free instance; an empty list ends the thread."""
+        """Wait for the next batch and a free instance; return an empty list to end the thread."""
         with self._changed:
             while True:
                 if not self._queue:
@@ -330,7 +330,7 @@ class MicroBatcher:
                     return batch
 
     def _seconds_to_wait(self) -> float:
-        """Return the seconds to wait for more requests."""
+        """Return the seconds to wait for more requests before the next batch starts."""
         if not self._delay or self._closed:
             return 0.0
         rows = sum(request.rows for request in self._queue)
@@ -339,7 +339,7 @@ class MicroBatcher:
         return self._queue[0].arrived + self._delay - time.perf_counter()
 
     def _take_batch(self) -> list[_Request]:
-        """Take the oldest request and further ones that fit into its batch out of the queue."""
+        """Remove the oldest request from the queue, and later ones that fit into the same batch."""
         batch: list[_Request] = []
         rows, now, passed = 0, time.perf_counter(), []
         while self._queue and rows < self._most:

@@ -56,7 +56,7 @@ MILLISECONDS = {
 
 
 class GrpcRefusal(Exception):
-    """Error that ends a call with a gRPC status.
+    """Exception that ends a call with a gRPC status.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class _Method:
 
 
 class GrpcCall:
-    """One unary call: a ``grpc.ServicerContext`` that methods in threads can use, too.
+    """One unary call: a ``grpc.ServicerContext`` that also works in methods run by threads.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ class GrpcPort:
     # -- in the event loop ---------------------------------------------------------------------
 
     def _handler(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return the handler of a call, of which only the headers have arrived."""
+        """Return the handler of a call whose headers have arrived, but not yet its message."""
         path = details.method
         group = self._group(path)
         if group != _OPEN:
@@ -415,13 +415,13 @@ class GrpcPort:
 
 @dataclass(frozen=True)
 class _Services:
-    """Generic RPC handler that looks up methods by a function."""
+    """Generic RPC handler that finds methods by calling a lookup function."""
 
     service: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None]
 
 
 class _Work:
-    """Decoding, execution and encoding of one unary call in a thread."""
+    """Callable that decodes, executes and encodes one unary call in a thread."""
 
     def __init__(self, method: _Method, content: bytes, call: GrpcCall):
         self._method, self._call = method, call
@@ -445,7 +445,7 @@ def _read(method: _Method, content: bytes) -> object:
 
 
 def not_a_message(path: str) -> GrpcRefusal:
-    """Return the error for bytes that are no message of a method."""
+    """Return the error for bytes that cannot be parsed as the request message of a method."""
     return GrpcRefusal("INVALID_ARGUMENT", f"The request is no message of {path}")
 
 

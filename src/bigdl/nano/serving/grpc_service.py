@@ -109,7 +109,7 @@ class InferenceHandlers:
     def _guarded(
         self, name: str, method: Callable[[Message], Message]
     ) -> Callable[[Message, object], object]:
-        """Return a method that raises errors as gRPC statuses."""
+        """Return a method that converts the errors of `method` to gRPC statuses."""
 
         def answer(request: Message, context: object) -> Message:
             try:
@@ -222,7 +222,7 @@ def _parsed(content: bytes) -> Message:
 def _decoded(
     request: Message, signature: Signature, most_rows: int
 ) -> tuple[protocol.InferRequest, list[tuple[int, protocol.RequestedOutput]], list[np.ndarray]]:
-    """Return the decoded request, its outputs with their positions, and the model's inputs."""
+    """Return the decoded request, the requested outputs with their positions, and the inputs."""
     inputs = read_tensors(request.inputs, request.raw_input_contents, signature, most_rows)
     for each in request.outputs:
         protocol.refuse_output_parameters(each.name, each.parameters)

@@ -1,4 +1,4 @@
-"""HttpApp: ASGI application for the Open Inference Protocol over HTTP, and metrics."""
+"""HttpApp: ASGI application for metrics and the Open Inference Protocol over HTTP."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class HttpRequest:
         return protocol.parse_json(self.body) if self.body.strip() else {}
 
     async def wait_until_gone(self) -> None:
-        """Wait until the client closes its connection or has its response."""
+        """Wait until the client closes its connection or has received its response."""
         while self.receive is not None:
             if (await self.receive())["type"] == "http.disconnect":
                 return
@@ -403,7 +403,7 @@ class BodyThreads:
         self._waiting = 0
 
     async def run(self, work: Callable[[], T], size: int, refuses: bool = True) -> T:
-        """Run `work` in the event loop if it handles few bytes, else in a thread.
+        """Run `work` in the event loop if `size`, in bytes, is small, and otherwise in a thread.
 
         Raises
         ------
@@ -434,7 +434,7 @@ def server_metadata() -> dict[str, Any]:
 
 
 def _purpose(path: str) -> str:
-    """Return the purpose of a request by its path, for the check of its token."""
+    """Return the purpose that a request's token must allow, by the request's path."""
     if path.startswith("/v2/repository/models/"):
         return ADMIN
     return METRICS if path == "/metrics" else INFER
@@ -456,7 +456,7 @@ def _too_large(most: int) -> _Refused:
 
 
 def _slow_bytes(request: HttpRequest, signature: Signature) -> int:
-    """Return the bytes of a request that are slow to decode: all except binary numbers."""
+    """Return the number of bytes that are slow to decode: all except binary numbers."""
     has_texts = any(each.dtype == object for each in signature.inputs)
     length = None if has_texts else _header_length(request.headers.get(protocol.HEADER_LENGTH))
     return len(request.body) if length is None else length

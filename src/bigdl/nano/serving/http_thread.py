@@ -189,7 +189,7 @@ def _limited_protocol() -> type:
                 setattr(self, name, None)
 
         def _wait_for_request(self) -> None:
-            """Start the idle timer of a connection, also before its first request.
+            """Start the idle timer of a connection, even before its first request.
 
             Uvicorn starts it only after a response, and stops it when bytes arrive that do not
             start a request.
@@ -210,7 +210,7 @@ def _limited_protocol() -> type:
             self._parse_pending()
 
         def _parse_pending(self) -> None:
-            """Parse received bytes until a request has to wait for the responses before it.
+            """Parse received bytes until a request has to wait for the responses to earlier ones.
 
             Uvicorn would parse all bytes, and resume reading after each response.
             """

@@ -81,5 +81,5 @@ class ServingLimits:
             )
 
     def check_k(self, name: str, value: int) -> int:
-        """Return `value`; raise a UsageError if it is no valid number of items."""
+        """Return `value`; raise a UsageError if it is not a valid number of items."""
         return check_integer(name, value, 1, self.max_k)

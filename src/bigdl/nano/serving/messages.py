@@ -66,7 +66,7 @@ def set_parameter(message: Message, name: str, value: bool | int | float | str) 
 
 
 def check_fields(content: bytes) -> None:
-    """Refuse a message that would become far larger in memory than its bytes, before parsing.
+    """Refuse a message, before parsing, that would take far more memory than its bytes.
 
     An empty nested message or string takes two bytes, but about a hundred after parsing. A packed
     number takes one byte, and up to eight after parsing.
@@ -132,7 +132,7 @@ def _count_varints(part: memoryview) -> int:
 
 
 def _varint(view: memoryview, begin: int) -> tuple[int, int]:
-    """Return the varint at an offset and the offset after it; 0 past the end."""
+    """Return the varint at an offset and the offset after it; the value is 0 past the end."""
     value = shift = 0
     while begin < len(view):
         byte = view[begin]

@@ -1,4 +1,4 @@
-"""ServingMetrics: counts and times of a server in the Prometheus format.
+"""ServingMetrics: counts and durations of a server in the Prometheus format.
 
 A request for a model has the stages ``decode`` (from message to arrays), ``queue`` (waiting for the
 model), ``compute`` (the model's call, possibly shared with other requests) and ``encode``. A
@@ -104,7 +104,7 @@ _IGNORED = _Ignored()
 
 
 class _StageTimes:
-    """Latest times of one stage."""
+    """Most recent durations of one stage."""
 
     def __init__(self) -> None:
         self.latest: deque[float] = deque(maxlen=_LATEST)
@@ -153,7 +153,7 @@ def _tracer() -> Tracer | None:
 
 
 class ServingMetrics:
-    """Times, errors and counts of a server's models, or of a recommender and its services.
+    """Durations, errors and counts of a server's models, or of a recommender and its services.
 
     If the OpenTelemetry SDK is set up before, stages are also traced as spans.
 
@@ -251,7 +251,7 @@ class ServingMetrics:
         self._child("bigdl_request_seconds", model, protocol).observe(seconds)
 
     def stage(self, deployed: Deployment, stage: str) -> Callable[[float], None]:
-        """Return a function that records the seconds of a stage of a model."""
+        """Return a function that records the duration of one stage of a model in seconds."""
         return self._child("bigdl_stage_seconds", deployed.name, deployed.version, stage).observe
 
     def shadow(self, model: str) -> Callable[[bool], None]:
@@ -283,7 +283,7 @@ class ServingMetrics:
         self._child("bigdl_recommender_stage_errors", stage).inc()
 
     def took(self, stage: str, seconds: float) -> None:
-        """Record the seconds of a call of a stage."""
+        """Record the duration of one call of a stage in seconds."""
         with self._lock:
             known = self._stages.get(stage)
             if known is None:
@@ -297,7 +297,7 @@ class ServingMetrics:
         self._child("bigdl_recommender_answers", source).inc(users)
 
     def lost(self, shard: str) -> None:
-        """Count a call for which no replica of a shard answered."""
+        """Count a call to a shard that none of its replicas answered."""
         self._child("bigdl_recommender_lost_shards", shard).inc()
 
     def partial(self, users: int) -> None:
@@ -305,11 +305,11 @@ class ServingMetrics:
         self._child("bigdl_recommender_partial_answers").inc(users)
 
     def watch(self, of: str, function: Callable[[], float]) -> None:
-        """Register a gauge whose value a function returns whenever Prometheus collects."""
+        """Register a gauge whose value `function` returns each time Prometheus collects it."""
         self._child("bigdl_recommender_size", of).set_function(function)
 
     def summary(self) -> list[dict[str, float | str]]:
-        """Return statistics of each stage in milliseconds and calls per second.
+        """Return the latency in milliseconds and the calls per second of each stage.
 
         Returns
         -------
@@ -343,7 +343,7 @@ class ServingMetrics:
         return json.dumps(self.summary())
 
     def reset(self) -> None:
-        """Clear the times so far; Prometheus counters continue."""
+        """Clear the recorded durations; Prometheus counters continue."""
         with self._lock:
             self._stages.clear()
 

@@ -118,7 +118,7 @@ class ServedModel:
 
     @property
     def method(self) -> str:
-        """The method of acceleration."""
+        """Acceleration method, such as ``"openvino_int8"``; empty if unknown."""
         return self._runner.method
 
     @property
@@ -194,7 +194,7 @@ class ServedModel:
         return dict(zip(names, results, strict=True))
 
     def split(self, common: Sequence[str]) -> SplitNetwork:
-        """Return the model split into parts for the common inputs, the other inputs, and both.
+        """Split the model into a part for `common` inputs, one for other inputs, and a joint part.
 
         Use it to score many candidates of one user: the part for the common inputs runs once, not
         for each row. Each part takes its inputs in the model's order. Requests are not batched.

@@ -459,7 +459,7 @@ def read_request(
 
 
 def timeout_of(parameters: Mapping[str, Any]) -> float | None:
-    """Return the parameter ``timeout``, given in microseconds, in seconds.
+    """Return the timeout in seconds; the parameter ``timeout`` is in microseconds.
 
     Raises
     ------
@@ -548,7 +548,7 @@ _repr.maxstring = _repr.maxlong = _repr.maxother = 100
 
 
 def _short(value: object) -> str:
-    """Return a short description of a value of any size, without converting all of it to text."""
+    """Return a short description of a value, without converting a large value to text."""
     text = _repr.repr(value)
     if len(text) <= 60:
         return text
@@ -616,7 +616,7 @@ def check_answer(
     results: Sequence[np.ndarray],
     most_bytes: int | None,
 ) -> None:
-    """Refuse a response of more bytes than allowed before it is encoded.
+    """Refuse a response, before encoding it, that has more bytes than allowed.
 
     Raises
     ------

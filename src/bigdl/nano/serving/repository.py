@@ -73,7 +73,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Split of the requests that name no version among the versions of a model.
+    """Traffic split: the share of each version in requests that name no version.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class Traffic:
     shadow: str | None = None
 
     def chosen(self, key: str | None) -> str | None:
-        """Return a version, at random or fixed by the key; None means the latest."""
+        """Choose a version by the shares, at random or by `key`; None is the latest version."""
         if not self.shares:
             return None
         point = random.random() if key is None else _point_of(key)
@@ -202,7 +202,7 @@ class ModelRepository:
         return versions
 
     def index(self) -> list[dict[str, str]]:
-        """Return the name, version, state and reason of all models, also of those that failed."""
+        """Return the name, version, state and reason of all models, including failed ones."""
         entries = {
             (each.name, each.version): {
                 "name": each.name,
@@ -266,7 +266,7 @@ class ModelRepository:
         return self._traffic.get(name, _ALL_TO_LATEST)
 
     def mirror(self, deployed: Deployment, arrays: list, done: Callable[[bool], None]) -> None:
-        """Send a request also to the shadow version of a model, if any, without waiting for it.
+        """Also send a request to the model's shadow version, if there is one, without waiting.
 
         Parameters
         ----------
@@ -445,7 +445,7 @@ class ModelRepository:
         self.on_reload(name, True)
 
     def unload(self, name: str) -> None:
-        """Unload all versions of a model after their running requests.
+        """Unload all versions of a model after their running requests have finished.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Runners: models of all frameworks as functions of flat lists of arrays with a signature.
+"""Runners, which call models of all frameworks with flat lists of arrays.
 
 A runner is created from a directory that ``InferenceOptimizer.save`` wrote, from a network file, or
 from a model in memory, which is accelerated first. OpenVINO and ONNX networks are read without
@@ -38,7 +38,7 @@ MODEL_FILES = ("model.onnx", "model.xml", "ov_saved_model.xml", "model.keras")
 
 @dataclass(frozen=True)
 class ModelRunner:
-    """A model as a function of flat lists of arrays; any number of threads may call it.
+    """A model that is called with a flat list of arrays; any number of threads may call it.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class ModelRunner:
     network: CompiledNetwork | None = None
 
     def arrays_of(self, rows: int) -> list[np.ndarray]:
-        """Return arrays that fit the signature, from the sample or random."""
+        """Return input arrays that fit the signature, from the sample or with random numbers."""
         random = np.random.default_rng(rows)
         arrays = []
         for position, spec in enumerate(self.signature.inputs):
@@ -87,7 +87,7 @@ class ModelRunner:
         return arrays
 
     def tried(self) -> ModelRunner:
-        """Test the model on a few rows; return a runner with the observed outputs and `joins`.
+        """Test the model on a few rows; return a runner with the observed outputs and `joins` set.
 
         Raises
         ------
@@ -361,7 +361,7 @@ def _onnx_spec(port: Any) -> TensorSpec:
 
 
 def _with_ends(inputs: list[TensorSpec], outputs: list[TensorSpec], ends: Ends | None) -> Signature:
-    """Return the signature of a network under the names of the user's model."""
+    """Return a network's signature with the input and output names of the user's model."""
     if ends is None:
         return Signature(tuple(inputs), tuple(outputs))
     names = output_names(ends[1])

@@ -194,7 +194,7 @@ class ModelServer:
         self.repository.close()
 
     def drain(self, seconds: float) -> None:
-        """Report the server as not ready while it continues to answer for some seconds.
+        """Report the server as not ready for `seconds`, while it continues to answer requests.
 
         Use it before :meth:`close`, so that load balancers send new requests elsewhere.
         """
@@ -224,7 +224,7 @@ def _tls_files(tls: Sequence[str | os.PathLike]) -> tuple[str, str]:
 
 
 def allow_many_connections() -> None:
-    """Raise the process's soft limit of open files, and thus of connections."""
+    """Raise the process's soft limit of open files, which limits the number of connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1 << 16)), hard))

@@ -113,7 +113,7 @@ class InferenceService:
 
     @property
     def ready(self) -> bool:
-        """True if the server is not shutting down and has a model, where it needs one."""
+        """True if the server is not shutting down and has a model, unless it needs none."""
         return not self.draining and (not self._needs_models or bool(self.repository.names()))
 
     def check_access(self, authorization: str | None, purpose: str = INFER) -> None:
@@ -175,7 +175,7 @@ class InferenceService:
     def trace_request(
         self, model: str, version: str | None, protocol: str
     ) -> Iterator[RequestTrace]:
-        """Record metrics and an OpenTelemetry span of one inference request, also if it fails."""
+        """Record metrics and an OpenTelemetry span of one inference request, even if it fails."""
         begin, request_trace = time.perf_counter(), RequestTrace(self)
         code = "cancelled"
         with self.metrics.request(), self._span(f"{protocol} infer {model}", request_trace):
@@ -195,7 +195,7 @@ class InferenceService:
 
 
 class RequestTrace:
-    """Record of one request: the version that answers it, and the times of its stages."""
+    """Record of one request: the version that answers it, and the durations of its stages."""
 
     def __init__(self, service: InferenceService):
         self._service = service
@@ -210,7 +210,7 @@ class RequestTrace:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Record the time of a stage of the request."""
+        """Record the duration of the block as a stage of the request."""
         begin = time.perf_counter()
         yield
         assert self.deployed is not None
@@ -218,7 +218,7 @@ class RequestTrace:
 
 
 def _tracer() -> Callable[[str, Any], Any]:
-    """Return a function that starts OpenTelemetry spans; they do nothing if it is missing."""
+    """Return a function that starts spans; it has no effect if OpenTelemetry is not installed."""
     try:
         from opentelemetry import trace
     except ImportError:

@@ -34,7 +34,7 @@ class _StageHistogram:
         self.buckets: dict[float, float] = defaultdict(float)
 
     def since(self, before: _StageHistogram) -> _StageHistogram:
-        """Return the observations since an earlier sample; all of them after a restart."""
+        """Return the observations since an earlier sample, or all if the server restarted."""
         added = _StageHistogram()
         if before.count > self.count:
             before = _StageHistogram()

@@ -188,7 +188,7 @@ def check_rows(rows: int, most_rows: int | None) -> None:
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs of a model in the order of its calls.
+    """Inputs and outputs of a model, in the order in which it takes and returns them.
 
     Attributes
     ----------
@@ -213,7 +213,7 @@ class Signature:
         )
 
     def renamed(self, names: Iterable[str] | None) -> Signature:
-        """Return the signature with the inputs renamed, in order.
+        """Return a signature with the inputs renamed to `names`, in order.
 
         Raises
         ------

@@ -208,7 +208,7 @@ class PeerWorkers:
         return replies
 
     def close(self) -> None:
-        """Stop answering the other workers."""
+        """Stop answering requests of the other workers."""
         self._is_open = False
         self._ended.set()
         for end in (self._listener.close, lambda: os.unlink(self._path(self.worker.number))):
@@ -384,7 +384,7 @@ class Workers:
                 begun[number] = time.monotonic()
 
     def stop(self) -> None:
-        """Stop the workers after their running requests."""
+        """Stop the workers after their running requests have finished."""
         self._ended.set()
         supervisor = getattr(self, "_supervisor", None)
         if supervisor is not None:
