@@ -1,4 +1,4 @@
-"""Guard against integers that OpenVINO would compute wrongly: compute them exactly or refuse.
+"""Guard against integers that OpenVINO computes wrongly: exact computation, or an error.
 
 On a CPU, OpenVINO computes integers of all types in 32 bits and drops the higher bits of an input.
 Remainders, quotients, comparisons, powers and sums go through float32, so they are exact only up to
@@ -90,7 +90,7 @@ class _Lookup(NamedTuple):
 
 
 def forbid_negative(network: Any, names: Sequence[str]) -> None:
-    """Record in a network that inputs must not be negative, because the original refuses it."""
+    """Record in a network which inputs must not be negative, because the original refuses them."""
     known = {*names, *never_negative(network)}
     if known:
         network.set_rt_info("\n".join(sorted(known)), _INFO)
@@ -144,7 +144,7 @@ class IntegerGuard:
             self.limits = self._derive_limits(self._graph)
 
     def _derive_limits(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
-        """Return the input ranges with exact results, for inputs whose type can exceed them."""
+        """Return the input ranges with exact results, for inputs whose dtype exceeds its range."""
         boxes: dict[int, Box] = {
             position: (
                 np.full(self._columns[position], max(low, _LOW), object),
@@ -391,7 +391,7 @@ class _Integers:
                 )
 
     def problem(self, boxes: Mapping[int, Box], *, lookups: bool = True) -> str | None:
-        """Return which integer may be computed wrongly for inputs in these ranges, or None.
+        """Describe an integer that may be wrong for inputs in these ranges, or return None.
 
         Parameters
         ----------
@@ -479,7 +479,7 @@ class _Indices:
 
 
 class _Split:
-    """A network split in two: integers by the reference implementation, and the rest.
+    """A network in two parts: integers that the reference implementation computes, and the rest.
 
     Attributes
     ----------
@@ -546,11 +546,11 @@ class _Split:
 
     @cached_property
     def indices(self) -> _Indices:
-        """Indices that the rest of the network computes."""
+        """Network that computes the lookup indices of the rest of the network."""
         return _Indices(self._network.clone(), self._compile)
 
     def evaluate(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the integers of the first part."""
+        """Return the integers that the reference implementation computes from the inputs."""
         empty = openvino.Shape([0])
         tensors = [openvino.Tensor(each.get_element_type(), empty) for each in self._first.outputs]
         inputs = [openvino.Tensor(np.ascontiguousarray(each)) for each in arrays]
@@ -559,7 +559,7 @@ class _Split:
 
 
 def _without_remainders(network: Any) -> None:
-    """Replace ``a % b`` by ``a - a // b * b``, since the reference ``%`` uses float64."""
+    """Replace ``a % b`` by ``a - a // b * b``; the reference implementation of % uses float64."""
     from openvino import opset13
 
     for node in network.get_ordered_ops():
@@ -581,7 +581,7 @@ def _without_rounding(network: Any) -> None:
 
 
 def _without_bits_of_booleans(network: Any) -> None:
-    """Replace bitwise operators on booleans by logical ones, whose reference is exact."""
+    """Replace bitwise by logical operators on booleans, which the reference computes exactly."""
     from openvino import opset13
 
     logical = {
@@ -614,7 +614,7 @@ def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
 
 
 def _computed(node: Any, inputs: list[Interval]) -> Interval:
-    """Return the interval of a node's values from its inputs' intervals, or None if unknown."""
+    """Return the interval of a node's values, given those of its inputs, or None if unknown."""
     op_type = node.get_type_name()
     if op_type in _LOGICAL or node.get_element_type().get_type_name() == "boolean":
         return 0, 1
@@ -670,7 +670,7 @@ def _computed_of_all(
 
 
 def _moved(move: Callable[[np.ndarray, list[int]], np.ndarray], axes_from: int) -> Callable:
-    """Return a function that applies an operator's change of dimensions to bounds."""
+    """Return the bounds function of an operator that only adds or removes axes."""
 
     def moved(node: Any, inputs: list[Interval]) -> Interval:
         box = inputs[0]
@@ -741,7 +741,7 @@ def _has_rank(box: Box, value: Any) -> bool:
 
 
 def _column_of(node: Any) -> int | None:
-    """Return the column that a Gather selects from the last dimension, or None otherwise."""
+    """Return the one column that a Gather selects from the last dimension, or None."""
     indices, axes = _integers_of(node, 1), _integers_of(node, 2)
     rank = node.input_value(0).get_partial_shape().rank
     if indices is None or len(indices) != 1 or axes is None or rank.is_dynamic:
@@ -816,7 +816,7 @@ def _widest_boxes(graph: _Integers, boxes: dict[int, Box]) -> dict[int, Box]:
 def _widen(
     graph: _Integers, boxes: dict[int, Box], box: Box, most: Box, trials: Iterator[int]
 ) -> None:
-    """Widen each bound of `box` towards that of `most` as far as results stay exact."""
+    """Widen each bound of `box` up to the bound of `most` while all results stay exact."""
     for end in (1, 0):
         for column in range(box[end].size):
             proved, outer = box[end].flat[column], most[end].flat[column]
@@ -875,7 +875,7 @@ def _narrows(node: Any) -> bool:
 
 
 def _before_converts(value: Any) -> Any:
-    """Return an index before its conversions to other integer types."""
+    """Return an integer value before its conversions to other integer types."""
     node = value.get_node()
     while node.get_type_name() == "Convert":
         before = node.input_value(0)

@@ -140,7 +140,7 @@ def _with_steps(network, keywords: Mapping[str, Any]):
 
 
 def _by_input(value: Any, network: Any, parse: Callable[[Any], Any]) -> dict[int, Any]:
-    """Return values by position of the input: the named inputs, or all floating-point ones."""
+    """Return values by input position, for the named inputs or for all floating-point inputs."""
     if isinstance(value, str) and any(bracket in value for bracket in "[("):
         value = named_values(value)
         value = value.get("", value)
@@ -178,7 +178,7 @@ def _layout(value: Any) -> tuple[str, ...]:
 
 
 def _shapes(keywords: Mapping[str, Any], network: Any) -> Any:
-    """Return the shapes from ``input`` and ``input_shape``, or None without any."""
+    """Return the shapes in ``input`` and ``input_shape``, or None if there are none."""
     named, shapes = keywords.get("input"), keywords.get("input_shape")
     names = _BRACKETS.sub("", named).split(",") if isinstance(named, str) else named or ()
     names = [name.strip() for name in names]
@@ -238,7 +238,7 @@ class OpenVINOMethod(Method[ModelSource]):
         return self.model_of(network, source, options)
 
     def converted(self, source: ModelSource, options: BuildOptions) -> Any:
-        """Convert a source's model to a network, checked against the model before rounding.
+        """Convert a source's model to a network and check its results before weights are rounded.
 
         Raises
         ------

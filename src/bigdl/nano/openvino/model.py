@@ -60,7 +60,7 @@ class OpenVINOFacade(abc.ABC):
 
     @property
     def additional_config(self) -> dict[str, Any]:
-        """Requested OpenVINO properties, set directly or by other arguments."""
+        """Requested OpenVINO properties, including those derived from other arguments."""
         return dict(self.nano_network.additional_config)
 
     @property
@@ -69,7 +69,7 @@ class OpenVINOFacade(abc.ABC):
         return dict(self.nano_network.final_config)
 
     def reshape(self, shapes: Any) -> tuple[bool, str | None]:
-        """Change the shapes of the inputs; nothing happens if they have these shapes.
+        """Change the input shapes; do nothing if the inputs already have them.
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class OpenVINOFacade(abc.ABC):
         """Convert an element of ``input_data`` to the flat list of the network's arrays."""
 
     def nano_network_facts(self) -> dict[str, Any]:
-        """Return the network's properties for a saved directory."""
+        """Return the network's properties for the metadata of a saved model."""
         return {
             "config": {str(key): plain(value) for key, value in self.additional_config.items()},
             "device": self.nano_network.device,
@@ -337,7 +337,7 @@ class OpenVINOModel(OpenVINOFacade):
         sample_size: int = 300,
         **options: Any,
     ) -> OpenVINOModel:
-        """Quantize the network to 8-bit integers after training.
+        """Quantize the network to 8-bit integers with post-training quantization.
 
         Parameters
         ----------

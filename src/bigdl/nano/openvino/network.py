@@ -182,7 +182,7 @@ def write_network(network, path: str | os.PathLike) -> Path:
 
 
 def network_bytes(network, *, half: bool = False) -> tuple[bytes, bytes]:
-    """Return the content of the two files of a network, as :func:`read_network` takes it.
+    """Return the contents of a network's two files, a pair that :func:`read_network` accepts.
 
     With `half`, fp32 constants are stored in fp16.
     """
@@ -234,7 +234,7 @@ def parse_shapes(shapes: Any, network) -> dict[int, Any]:
 
 
 def reshaped(network, shapes: Any):
-    """Return a copy of the network with these input shapes, or itself if it has them.
+    """Return a copy of the network with these input shapes, or the network if it has them.
 
     Parameters
     ----------
@@ -593,7 +593,7 @@ class CompiledNetwork:
         return now.infer(request, arrays)
 
     def forbid_negative(self, positions: Iterable[int]) -> None:
-        """Refuse negative integers in these inputs from now on, also after saving the network.
+        """Refuse negative integers in these inputs; saved copies of the network also refuse them.
 
         OpenVINO counts a negative index from the end, but the framework may refuse it.
         """
@@ -680,7 +680,7 @@ class CompiledNetwork:
         return write_network(self._now.network, path)
 
     def __getstate__(self) -> dict:
-        """Return a state with the content of the network's files, to be compiled again."""
+        """Return the pickle state, which holds the network's files instead of its compilation."""
         state = {key: value for key, value in vars(self).items() if key != "_lock"}
         return state | {"_now": network_bytes(self._now.network)}
 

@@ -45,7 +45,7 @@ RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell"
 
 
 def metric_of(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | None]]) -> float:
-    """Return a metric of a network's first output."""
+    """Return the value of a metric on a network's first output and the targets."""
     if any(target is None for _, target in batches):
         raise UsageError(
             "A metric needs targets, but a batch has only inputs", code="data-structure"
@@ -245,7 +245,7 @@ class Quantizer:
         return require("nncf", "nano").Dataset(batches)
 
     def _made(self, make: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
-        """Call a function of NNCF with a copy of the network that accepts the data's batches."""
+        """Call an NNCF function with a copy of the network that accepts the calibration batches."""
         clone, shapes = _for_any_batch(self.network)
         sentence = "NNCF cannot quantize the network with these data"
         with (
@@ -311,7 +311,7 @@ def _products_of_activations(network: Any) -> Iterator[Any]:
 
 
 def _constant_behind(value: Any) -> Any:
-    """Return the constant that a few simple operators turn into a value, or None."""
+    """Return the constant from which a few simple operators compute a value, or None."""
     node = value.get_node()
     for _ in range(6):
         if node.get_type_name() == "Constant":
@@ -323,7 +323,7 @@ def _constant_behind(value: Any) -> Any:
 
 
 def _for_any_batch(network):
-    """Return a copy that takes any batch size, and the network's shapes."""
+    """Return a copy that accepts any batch size, and the original input shapes."""
     shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
     clone = network.clone()
     try:
@@ -377,7 +377,7 @@ def _restored(network, name: str, original) -> Any:
 
 
 def _constant_of(original, position: int):
-    """Return a copy of the weights of a layer, or None if they are no constant."""
+    """Return a copy of a layer's weights, or None if the weights are not constant."""
     from openvino import opset13
 
     node = original.input_value(position).get_node()

@@ -75,7 +75,7 @@ class _Plain:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """A value whose slices along one axis are pieces that depend on different inputs.
+    """A value cut along one axis into pieces that depend on different inputs.
 
     The value at ``positions[i]`` along the axis is the i-th of the piece.
     """
@@ -283,7 +283,7 @@ class _Graph:
         return self._values[source.get_node().get_name(), source.get_index()]
 
     def _lift(self, side: int, output: Any) -> Any:
-        """Return a value of one part as an input of the joint part."""
+        """Return a value of another part as an input of the joint part."""
         if side in (_CONSTANT, _BOTH):
             return output
         key = output.get_node().get_name(), output.get_index()
@@ -383,7 +383,7 @@ class _Graph:
     # -- operations -------------------------------------------------------------------------------
 
     def _made(self, node: Any) -> list[_Value]:
-        """Return the values of a node's outputs."""
+        """Add a node to the parts that compute it, and return the values of its outputs."""
         values = [self._of(port) for port in node.inputs()]
         if not values:
             return [_Plain(_CONSTANT, out) for out in node.outputs()]
@@ -482,7 +482,7 @@ class _Graph:
         return self._joined(axis, size, made)
 
     def _cut(self, value: _Value, axis: int, size: int, positions: np.ndarray, rank: int) -> _Plain:
-        """Select positions along an axis from an operand that is broadcast to the result."""
+        """Select positions along an axis of an operand that is broadcast to the result's shape."""
         if isinstance(value, _Pieces):
             for side, out, piece in value.pieces:
                 if np.isin(positions, piece).all():
@@ -557,7 +557,7 @@ class _Graph:
         return self._reshaped_value(value, node) if chosen.ndim == 0 else value
 
     def _chosen(self, data: _Pieces, selected: np.ndarray) -> _Value:
-        """Select positions along the axis of a value in pieces."""
+        """Select positions along the axis by which a value is cut into pieces."""
         pieces = []
         for side, out, positions in data.pieces:
             to = np.flatnonzero(np.isin(selected, positions))
@@ -716,7 +716,7 @@ class _Graph:
         return self._summed(terms)
 
     def _shape(self, node: Any, values: list[_Value]) -> _Value | None:
-        """Return the shape of a value in pieces without computing the value."""
+        """Return the shape of a value cut into pieces without computing the value."""
         sizes = _sizes(node.input(0))
         if None in sizes[1:] or sizes[0] is not None:
             return None
@@ -751,7 +751,7 @@ def _length(dimension: Any) -> int | None:
 
 
 def _sizes(port: Any) -> list[int | None]:
-    """Return the sizes of an output, None for dynamic ones."""
+    """Return the sizes of an output's dimensions, with None for dynamic dimensions."""
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
         raise SplitError("A value of the network may have any number of axes")
@@ -759,7 +759,7 @@ def _sizes(port: Any) -> list[int | None]:
 
 
 def _fixed(sizes: list[int | None]) -> list[int] | None:
-    """Return the sizes of a row, or None if the batch is fixed or a size is dynamic."""
+    """Return the dimensions of one row, or None if the batch is fixed or a size is dynamic."""
     row = [each for each in sizes[1:] if each is not None]
     return row if sizes and sizes[0] is None and len(row) == len(sizes) - 1 else None
 
@@ -780,7 +780,7 @@ def _rank_of(value: _Pieces) -> int:
 
 
 def _are_even(node: Any, value: _Sum) -> bool:
-    """Return True if all terms of a sum have the shape of the sum, except for the rows."""
+    """Return True if all terms of a sum have its shape, apart from the number of rows."""
     expected = _sizes(node.input(0))[1:]
     return None not in expected and all(_sizes(out)[1:] == expected for out in value.terms.values())
 

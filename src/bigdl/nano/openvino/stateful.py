@@ -123,7 +123,7 @@ class NetworkState:
         return results
 
     def select(self, rows: np.ndarray) -> None:
-        """Select the state rows that the rows of the next call continue."""
+        """Select, for each row of the next call, the row of the state that it continues."""
         if not self.tokens:
             return
         before = self._rows
