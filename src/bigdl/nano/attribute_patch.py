@@ -43,7 +43,7 @@ class AttributePatch:
 
 
 class Patch(AttributePatch):
-    """Attribute replacements that worker processes of a training repeat.
+    """Attribute replacements that the worker processes of a training run repeat.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ _patches: list[Patch] = []
 
 
 class Patches:
-    """Pickle of the active patches: unpickling it applies them in another process.
+    """Picklable object whose unpickling applies the active patches in another process.
 
     Pickle it before objects whose unpickling depends on the patches, for example because it
     imports modules of the user.

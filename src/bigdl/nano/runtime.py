@@ -308,7 +308,7 @@ def best_thread_count() -> int:
 
 
 class _KeptMemory(threading.Timer):
-    """Timer that keeps the memory freed by a fit for the next fit, then returns it.
+    """Timer that keeps memory freed by a fit for the next fit, and returns it to the system later.
 
     The memory freed by a fit returns to the kernel when the allocator's context ends
     (:func:`bigdl.common.memory.tuned_allocator`), and the next fit has a page fault on each of its
@@ -325,7 +325,7 @@ class _KeptMemory(threading.Timer):
         self.start()
 
     def end(self) -> None:
-        """Return the memory now and end the timer thread."""
+        """Return the memory to the system now and end the timer thread."""
         self.cancel()
         self.join()
         self.function()
@@ -335,7 +335,7 @@ _kept: list[_KeptMemory] = []  # at most one, except while it is replaced
 
 
 def _keep_memory(seconds: float) -> None:
-    """Keep the memory that the process frees for `seconds`, replacing an earlier timer.
+    """Keep freed memory in the process for `seconds`; end an earlier timer.
 
     Call it before the allocator's context of the last fit ends. It has no effect if the allocator
     cannot be tuned.
@@ -346,7 +346,7 @@ def _keep_memory(seconds: float) -> None:
 
 
 def release_memory() -> None:
-    """Return the memory kept after the last fit and end its thread, which a fork would lose."""
+    """Return memory kept after the last fit to the system, and end its thread before a fork."""
     while _kept:
         kept = _kept.pop()
         kept.end()

@@ -1,4 +1,4 @@
-"""Lazy objects, which make a call once their arguments are chosen, and decorators for them.
+"""Lazy calls, which are made once their arguments are chosen, and decorators for them.
 
 A class decorated with ``@hpo.obj()`` stays the same class. Constructed with a search space among
 its arguments, it returns an :class:`AutoObject`, from which each trial makes an object.
@@ -69,11 +69,11 @@ def with_config(value: Any, config: Mapping[str, Any]) -> Any:
 
 
 class SearchableValue(Lazy):
-    """Base of lazy objects that a user can inspect: spaces, defaults and samples."""
+    """Base class of lazy objects that a user can inspect: spaces, defaults and samples."""
 
     @property
     def kwspaces(self) -> dict[str, Domain]:
-        """The simple spaces inside, by parameter name."""
+        """The simple spaces in this object, by parameter name."""
         return spaces_in(self)
 
     @property

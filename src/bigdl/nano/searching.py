@@ -26,7 +26,7 @@ _OF_RUN = ("n_trials", "n_jobs", "tune_callbacks", *_OF_OPTUNA)
 def split_arguments(
     keywords: Mapping[str, Any], of_training: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the keywords of a search into those of its study and trials and those of training.
+    """Split the keywords of a search into those for its study and trials and those for training.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def directions_of(options: Mapping[str, Any], metrics: Sequence[str]) -> dict[st
 
 
 class Searcher(abc.ABC):
-    """Base of models and trainers that run a search and keep the study of the last one.
+    """Base class of models and trainers that run a search and keep the last search's study.
 
     Attributes
     ----------

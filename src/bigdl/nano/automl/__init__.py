@@ -7,7 +7,7 @@ __all__ = ["HPOConfig", "hpo_config"]
 
 
 class HPOConfig:
-    """Switches for search spaces as arguments of the layers and optimizers in ``bigdl.nano.tf``.
+    """Switches that let layers and optimizers in ``bigdl.nano.tf`` accept search spaces.
 
     PyTorch needs no switch: ``@hpo.plmodel()`` decorates each searchable class.
 

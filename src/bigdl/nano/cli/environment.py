@@ -94,7 +94,7 @@ def _core_count(text: str) -> int:
 
 @dataclass
 class Plan:
-    """Environment variables, libraries and scripts to set.
+    """The environment variables, libraries and scripts that a command will set.
 
     Attributes
     ----------
@@ -204,7 +204,7 @@ def _allocator(name: str, plan: Plan, environ: Mapping[str, str]) -> dict[str, s
 
 
 def _merged(present: str, added: Mapping[str, str]) -> str:
-    """Add our glibc tunables to the user's; existing ones stay."""
+    """Add our glibc tunables to the user's, and keep the user's values of the same names."""
     parts = [part for part in present.split(":") if part]
     names = {part.partition("=")[0] for part in parts}
     parts += [f"{name}={value}" for name, value in added.items() if name not in names]
@@ -273,7 +273,7 @@ def restored(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def applied(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with a plan applied and a record of the changes."""
+    """Return the environment with a plan applied, and a variable that records the changes."""
     present = preloads(environ)
     added = [path for path in plan.preload if path not in present]
     state = {

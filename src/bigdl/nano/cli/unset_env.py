@@ -9,7 +9,7 @@ _NAME = "bigdl-nano-unset-env"
 
 
 def main() -> int:
-    """Print the shell commands; arguments are those of a sourcing script and are ignored.
+    """Print the shell commands; ignore the arguments, which belong to a sourcing script.
 
     Returns
     -------

@@ -85,7 +85,7 @@ def get_forward_annotations(model: torch.nn.Module) -> dict[str, Any]:
 def get_conditional_args(
     model: torch.nn.Module, include: Any = "all", exclude: Any = ()
 ) -> list[str]:
-    """Return the names of forward's parameters whose defaults have certain types.
+    """Return the names of forward's parameters, filtered by the types of their defaults.
 
     Parameters
     ----------
@@ -337,7 +337,7 @@ def _traced(
 
 
 def patch_attrs_from_model_to_object(model: torch.nn.Module, instance: Any) -> None:
-    """Copy a module's public attributes, except those of every module, to another object.
+    """Copy a module's public attributes to another object, except those of ``nn.Module``.
 
     Existing attributes of the object stay.
 
@@ -398,7 +398,7 @@ def apply_proper_channels_last(flag: str, input_item: Any) -> Any:
 
 
 class MetaData:
-    """Nesting of a model's outputs, under the misspelled names of BigDL 2.x.
+    """Functions for the nested structure of a model's outputs, under the names of BigDL 2.x.
 
     Examples
     --------

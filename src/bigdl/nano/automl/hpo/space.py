@@ -52,7 +52,7 @@ class Space(SearchableValue):
 
 
 class SimpleSpace(Space, Domain):
-    """Base class of spaces that are a single parameter of a trial.
+    """Base class of search spaces that consist of a single parameter of a trial.
 
     Examples
     --------
@@ -74,16 +74,16 @@ class SimpleSpace(Space, Domain):
     @property
     @abc.abstractmethod
     def default_parameter(self) -> Any:
-        """Default value as reported by a trial."""
+        """Default value in the format in which a trial reports it."""
 
     @property
     @abc.abstractmethod
     def grid(self) -> list[Any]:
-        """All values of the space as reported by trials."""
+        """All values of the space in the format in which trials report them."""
 
 
 class Categorical(SimpleSpace):
-    """A choice among several values, the first by default.
+    """A choice among several values; the first value is the default.
 
     Parameters
     ----------
@@ -361,7 +361,7 @@ class Dict(NestedSpace):
 
 
 def _labels(choices: Sequence[Any]) -> list[Any]:
-    """Return reportable labels of the choices, which are unique."""
+    """Return a unique label for each choice, which trials report instead of the choice."""
     labels: list[Any] = []
     for each in choices:
         label = each if type(each) in _REPORTABLE and each not in labels else _name(each)

@@ -329,7 +329,7 @@ class Sequential(Searchable):
 
 
 class Model(Searchable):
-    """A graph of layers, some of which may be lazy.
+    """A graph of layers, some of which may be created only once their arguments are chosen.
 
     Parameters
     ----------

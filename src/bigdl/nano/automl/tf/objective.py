@@ -220,7 +220,7 @@ class _EpochReports(keras.callbacks.Callback):
 
 @contextmanager
 def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
-    """Yield a function that reports an epoch's metric to a trial and returns True to prune it.
+    """Yield a function that reports an epoch's metric and returns True to prune the trial.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 class LazyClass:
-    """Replacement of a class that returns a lazy object if an argument has search spaces.
+    """Replacement for a class; calls with search spaces return a lazy object.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class LazyClass:
 
 
 class LazyLayerClass(LazyClass):
-    """Replacement of a layer class that returns lazy layers."""
+    """Replacement for a layer class; calls return lazy layers."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_chosen.get():

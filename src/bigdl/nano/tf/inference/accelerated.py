@@ -1,4 +1,4 @@
-"""Accelerated Keras models, which run in another way or runtime but behave like Keras models.
+"""Accelerated Keras models, which run in another runtime or precision with the Keras interface.
 
 A method builds an accelerated model with ``of``, which copies the compile arguments of the user's
 model and keeps that model as ``nano_source``. ``save`` writes its files and the metadata in
@@ -52,7 +52,7 @@ _REFUSED = (
 
 
 class AcceleratedKerasModel(SavedModel, keras.Model):
-    """A Keras model for inference that passes unknown attributes on to the original.
+    """A Keras model for inference that delegates unknown attributes to the original model.
 
     It has ``model(x)``, ``predict``, ``predict_on_batch``, ``evaluate``, ``test_on_batch`` and
     ``compile`` of a Keras model; methods that train, change or describe layers are refused. It is
@@ -108,7 +108,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         return model.nano_attach(source.model)
 
     def nano_attach(self, source: keras.Model | None) -> Self:
-        """Set the model to which unknown attributes are passed on, and return this model."""
+        """Set the original model, to which attribute access is delegated; return this model."""
         self.__dict__["nano_source"] = source
         if source is not None:
             compiled_like(self, source)
@@ -140,7 +140,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         return self(*args)
 
     def compile(self, *args: object, **kwargs: object) -> None:
-        """Compile like ``keras.Model.compile``, without XLA, which cannot call another runtime."""
+        """Compile like ``keras.Model.compile`` without XLA, which cannot call other runtimes."""
         super().compile(*args, **{**kwargs, "jit_compile": False})
 
     def predict(
@@ -183,7 +183,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         return {**super().nano_describe(), "ports": ports_as_json(self.nano_ports)}
 
     def _declared(self, results: list[np.ndarray]) -> list[np.ndarray]:
-        """Cast results to the types of the original's results."""
+        """Cast results to the dtypes of the original model's results."""
         return [
             result.astype(tf.as_dtype(port.dtype).as_numpy_dtype, copy=False)
             for result, port in zip(results, self.nano_ports, strict=True)
@@ -192,7 +192,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def _rebuilt(
         self, results: list[np.ndarray], convert: Callable[[np.ndarray], object] | None = None
     ) -> object:
-        """Nest ndarrays, or their conversions, as results of the original."""
+        """Nest ndarrays, converted if requested, in the structure of the original's results."""
         declared = self._declared(results)
         return self.nano_outputs.rebuild(map(convert, declared) if convert else declared)
 
@@ -512,7 +512,7 @@ def _in_order(
     inputs: list[str],
     outputs: list[str],
 ) -> object:
-    """Return the network with only the function's inputs and outputs, in its order.
+    """Return the network with only the function's inputs and outputs, in the function's order.
 
     OpenVINO adds outputs for unused values, and drops unused inputs.
     """
@@ -535,7 +535,7 @@ def _in_order(
 
 
 def _named(ports: list, names: list[str]) -> list:
-    """Return the port for each name, or None if there is none."""
+    """Return the port with each name, and None for each name without a port."""
     by_name = {name.removesuffix(":0"): port for port in ports for name in port.get_names()}
     return [by_name.get(name.removesuffix(":0")) for name in names]
 

@@ -52,7 +52,7 @@ class MixedBF16(Method[KerasSource]):
 
 @dataclass(frozen=True)
 class StaticInt8(QuantizedOpenVINOMethod):
-    """OpenVINO with 8-bit weights and activations, and the faster type for other operators.
+    """OpenVINO with 8-bit weights and activations, and the faster float dtype elsewhere.
 
     The other type is float32, or bfloat16 if a measurement finds it faster. BigDL 2.x used Neural
     Compressor, which no longer supports Keras.

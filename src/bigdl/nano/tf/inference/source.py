@@ -1,4 +1,4 @@
-"""Keras models and sample data, with arguments, results and data as flat lists.
+"""Keras models with sample data; arguments, results and data are converted to flat lists.
 
 Networks of other runtimes take and return flat lists of arrays. :class:`KerasCallSignature`
 describes the nesting of a call's arguments, and a
@@ -51,7 +51,7 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True)
 class KerasCallSignature(nesting.CallSignature):
-    """Nesting and tensors of the arguments of a Keras model's calls.
+    """Nested structure and tensors of the arguments in calls of a Keras model.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class KerasCallSignature(nesting.CallSignature):
 
     @classmethod
     def of_specs(cls, model: keras.Model, arguments: Sequence[Any]) -> KerasCallSignature:
-        """Return the inputs described by specs, one nest of specs per argument.
+        """Return the call signature that specs describe, with one nest of specs per argument.
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class KerasCallSignature(nesting.CallSignature):
         return super().from_json(data, ports=ports_from_json(data["ports"]))
 
     def _conformed(self, structure: Structure, value: object) -> object:
-        """Return a value in the nesting of `structure` where Keras would accept the value, too."""
+        """Convert a value to the nesting of `structure` in the cases that Keras also accepts."""
         single = structure.node_type == "tensor"
         if (
             isinstance(value, Mapping)
@@ -211,7 +211,7 @@ def _port(spec: Any, name: str) -> Port:
 
 
 def _parameters(model: Any) -> list[str]:
-    """Return the names of ``call``'s positional parameters for inputs."""
+    """Return the names of the positional parameters of ``call`` that are inputs."""
     return [
         name
         for name, each in inspect.signature(model.call).parameters.items()
@@ -222,7 +222,7 @@ def _parameters(model: Any) -> list[str]:
 def batches_of(
     data: tuple[Any, Any], inputs: KerasCallSignature, size: int
 ) -> Iterator[tuple[list[np.ndarray], Any]]:
-    """Yield the flat inputs of each batch and its targets, or None without targets.
+    """Yield the flat inputs and the targets of each batch; targets are None if there are none.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ def rows_as_arrays(
 
 
 def first_rows(data: tuple[Any, Any], inputs: KerasCallSignature, count: int) -> list[np.ndarray]:
-    """Return the first `count` rows, or fewer if there are fewer, as a flat list of arrays."""
+    """Return the first `count` rows, or all rows if there are fewer, as a flat list of arrays."""
     columns = zip(*rows_as_arrays(data, inputs, count, count), strict=True)
     return [np.concatenate(column)[:count] for column in columns]
 
@@ -294,7 +294,7 @@ def _leaves(x: Any, inputs: KerasCallSignature) -> list[np.ndarray]:
 
 
 def _is_batched(features: object, inputs: KerasCallSignature) -> bool:
-    """Return True if an element is a batch; a single row has one dimension less than the input."""
+    """Return True if an element is a batch; single rows have one dimension less than the input."""
     ranks = [np.ndim(leaf) for leaf in flatten(features)[0]]
     return any(rank >= len(port.shape) for rank, port in zip(ranks, inputs.ports, strict=False))
 
@@ -439,7 +439,7 @@ class KerasSource:
         return tuple(map(Port, self.outputs.paths(""), shapes, types))
 
     def probes(self, options: BuildOptions) -> list[Probe]:
-        """Return the inputs for comparisons with an accelerated model, with the model's results.
+        """Return test inputs and the model's results for comparisons with an accelerated model.
 
         The first is the sample. Further inputs that the model does not accept are left out.
         """
@@ -514,7 +514,7 @@ class KerasSource:
         """Do nothing, since layers keep their state in variables, which graphs contain."""
 
     def sample_arrays(self) -> list[np.ndarray]:
-        """Return one row of the data as a flat list, or of random numbers without data."""
+        """Return one row of the data as a flat list of arrays, or random numbers without data."""
         if self.data[0] is not None:
             return first_rows(self.data, self.inputs, 1)
         return self.random_arrays(1)
@@ -579,7 +579,7 @@ def _specs_of_call(model: keras.Model) -> list | None:
 
 
 def _mirrored(array: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return an array of different values in the same range."""
+    """Return an array of the same shape with different values in the same range."""
     if not array.size or array.dtype.kind not in "iufb":
         return array
     random = np.random.default_rng(seed)
@@ -592,7 +592,7 @@ def _mirrored(array: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def _like(symbolic: object, spec: object) -> object:
-    """Return specs in the nesting of a functional model's inputs."""
+    """Return the user's specs in the nesting of a functional model's inputs."""
     leaves, structure = flatten(symbolic, _is_spec)
     if isinstance(spec, dict):
         if structure.node_type == "dict" and set(spec) == set(structure.keys):

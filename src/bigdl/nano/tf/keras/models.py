@@ -120,7 +120,7 @@ class _NanoModel(_Base):
         return _deprecated_for_optimizer("trace").trace(self, *args, **kwargs)
 
     def quantize(self, *args: object, **kwargs: object) -> keras.Model | None:
-        """Call ``InferenceOptimizer.quantize`` (deprecated), or with a mode Keras' method."""
+        """Call ``InferenceOptimizer.quantize`` (deprecated), or Keras' method if `mode` is set."""
         if isinstance(kwargs.get("mode", args[0] if args else None), str):
             return super().quantize(*args, **kwargs)
         return _deprecated_for_optimizer("quantize").quantize(self, *args, **kwargs)

@@ -69,7 +69,7 @@ class FeedRows(DatasetRows):
         return self._row if is_tuple or not self.elements_are_batches else self._row[0]
 
     def _check_equal(self, batch):
-        """Accept different rows, because random operations differ between processes."""
+        """Do nothing; rows may differ between processes because of random operations."""
 
     def _part(self, batch):
         part, rows = super()._part(batch)
@@ -101,7 +101,7 @@ class KerasArrayFeed:
 
     @property
     def row(self) -> tuple:
-        """A batch of one row, as a train step takes it."""
+        """A batch of one row with the structure that a train step takes."""
         leaves, structure = flatten(self.arrays)
         return structure.rebuild([leaf[:1] for leaf in leaves])
 
@@ -255,7 +255,7 @@ def _runs_python(content: bytes) -> bool:
 
 
 def _spooled(batches, spec, steps, folder) -> KerasDatasetFeed:
-    """Return a feed of batches that are computed now and written to a file."""
+    """Compute all batches, write them to a file, and return a feed that reads the file."""
     path, spec = write_batches(batches, folder, spec)
     if spec is None:
         raise UsageError("The generator yields nothing; give at least one batch", code="data-empty")

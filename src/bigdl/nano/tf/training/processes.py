@@ -165,7 +165,7 @@ def _feeds(arguments: Mapping[str, Any], folder: Path) -> dict[str, Feed]:
 
 
 def _split(x: object, y: object, weight: object, fraction: float) -> tuple[tuple, tuple]:
-    """Split the rows into the first for training and the last for validation, as Keras does."""
+    """Split off the last rows for validation, as Keras does; return both parts."""
     leaves, structure = flatten((x, y, weight))
     if not leaves or not 0 < fraction < 1:
         raise UsageError(
@@ -221,7 +221,7 @@ def _history(model, snapshot, settings, *, stopped: bool) -> keras.callbacks.His
 
 @dataclass
 class _FitJob:
-    """A fit, as pickled to the processes.
+    """The pickled call of ``fit`` that every training process receives.
 
     Attributes
     ----------
@@ -550,7 +550,7 @@ class _ProcessSession:
         self.reducer.weight = 1.0 / sync.world_size
 
     def received(self, value: object, model: keras.Model) -> object:
-        """Return an argument of the function, unpacked."""
+        """Unpack one argument of the training function."""
         if isinstance(value, PackedModel):
             return model
         if isinstance(value, KerasOptimizer):
@@ -560,7 +560,7 @@ class _ProcessSession:
         return value
 
     def merged(self, result: object) -> object:
-        """Combine nested results of this process with those of all processes."""
+        """Combine nested results over all processes: means of floats, sums of integers."""
         leaves, structure = flatten(result)
         if not leaves:
             return result
@@ -584,7 +584,7 @@ class _ProcessSession:
 
 
 class _LocalBatches:
-    """Dataset of this process's rows of each batch, for Python loops."""
+    """Iterable over this process's rows of each batch, for Python loops."""
 
     def __init__(self, reducer: GradientReducer, rows: FeedRows):
         self._reducer, self._rows = reducer, rows
