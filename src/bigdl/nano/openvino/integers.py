@@ -90,7 +90,7 @@ class _Lookup(NamedTuple):
 
 
 def forbid_negative(network: Any, names: Sequence[str]) -> None:
-    """Record in a network which inputs must not be negative, because the original refuses them."""
+    """Record which inputs of a network must not be negative, as in the original model."""
     known = {*names, *never_negative(network)}
     if known:
         network.set_rt_info("\n".join(sorted(known)), _INFO)
@@ -144,7 +144,7 @@ class IntegerGuard:
             self.limits = self._derive_limits(self._graph)
 
     def _derive_limits(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
-        """Return the input ranges with exact results, for inputs whose dtype exceeds its range."""
+        """Return the exact ranges of the inputs whose dtype allows values outside of them."""
         boxes: dict[int, Box] = {
             position: (
                 np.full(self._columns[position], max(low, _LOW), object),

@@ -398,7 +398,7 @@ def apply_proper_channels_last(flag: str, input_item: Any) -> Any:
 
 
 class MetaData:
-    """Functions for the nested structure of a model's outputs, under the names of BigDL 2.x.
+    """Static methods for the nested structure of a model's outputs, named as in BigDL 2.x.
 
     Examples
     --------

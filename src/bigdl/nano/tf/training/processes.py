@@ -221,7 +221,7 @@ def _history(model, snapshot, settings, *, stopped: bool) -> keras.callbacks.His
 
 @dataclass
 class _FitJob:
-    """The pickled call of ``fit`` that every training process receives.
+    """Picklable call of ``fit`` that every training process receives.
 
     Attributes
     ----------
