@@ -80,7 +80,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Kill this process and its children when the parent has ended."""
+    """Wait until the parent has ended, then kill this process and its children."""
     while os.getppid() == parent:
         time.sleep(PARENT_LOOK_S)
     os.killpg(0, signal.SIGKILL)

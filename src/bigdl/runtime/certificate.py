@@ -66,7 +66,7 @@ class Certificate:
         return cls(private, certificate.public_bytes(encoding))
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """Return the SSL context of one end, which accepts this certificate only."""
+        """Return an SSL context for a server or a client that trusts only this certificate."""
         side = ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -79,7 +79,7 @@ class Certificate:
 
     @contextlib.contextmanager
     def files(self) -> Iterator[tuple[str, str]]:
-        """Write key and certificate to temporary files for the time of the block."""
+        """Write the key and certificate to temporary files within the block; yield the paths."""
         with scratch_folder("certificate") as folder:  # mode 0700
             paths = os.path.join(folder, "key.pem"), os.path.join(folder, "certificate.pem")
             for path, content in zip(paths, (self.key, self.certificate), strict=True):

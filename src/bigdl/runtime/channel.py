@@ -47,20 +47,20 @@ CHUNK = 8 << 20  # maximum bytes of one value
 
 
 class Unreachable(Exception):
-    """A worker cannot open a connection to the channel."""
+    """Raised when a worker cannot open a connection to the channel."""
 
 
 class _Displaced(Exception):
-    """The server closed an unauthenticated connection in favour of others; retry."""
+    """Raised when the server closed a connection to admit others; the client then retries."""
 
 
 class ConnectionLost(RuntimeError):
-    """The process at the other end of a connection, or the network path to it, is lost."""
+    """Raised when the process at the other end of a connection, or the network, is lost."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Host and port of a channel, the job's secret, and the certificate if encrypted.
+    """Host and port of a channel, the job's secret, and the certificate if it is encrypted.
 
     An address gives all rights of a worker, so it is sent with the tasks only.
     """
@@ -82,7 +82,7 @@ class Address:
 
 
 def outgoing_address(host: str, port: int) -> str:
-    """Return this machine's IP address on the route to another host; send no packet."""
+    """Return this machine's IP address on the route to another host without sending a packet."""
     family, _, _, _, other = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(other)
@@ -142,7 +142,7 @@ class Connection:
         raise TimeoutError(f"the key {key!r} was not set in time")
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of existing keys."""
+        """Return the values of `keys`, which must all exist."""
         sizes, data = self._request(["get_all", list(keys)])
         ends = list(accumulate(sizes, initial=0))
         return [data[start:end] for start, end in pairwise(ends)]
@@ -152,7 +152,7 @@ class Connection:
         return any(self._request(["has", list(keys), wait])[0] for wait in _waits(seconds))
 
     def add(self, key: str, by: int) -> int:
-        """Add to a counter and return its new value."""
+        """Add `by` to a counter and return its new value."""
         return int(self._request(["add", key, by])[0])
 
     def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
@@ -168,7 +168,7 @@ class Connection:
         self._request(["will", key])
 
     def _open(self) -> None:
-        """Connect to the server; retry if it closes too many waiting connections."""
+        """Connect to the server; retry if the server closes the connection to admit others."""
         end = time.monotonic() + HANDSHAKE_S
         while True:
             try:
@@ -263,7 +263,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 def _waits(seconds: float | None) -> Iterator[float]:
-    """Split a waiting time into short slices; yield without end for None."""
+    """Yield short timeouts that add up to `seconds`; yield them forever for None."""
     end = float("inf") if seconds is None else time.monotonic() + seconds
     while True:
         left = end - time.monotonic()
@@ -319,7 +319,7 @@ class Channel:
         return self.attempts[-1]
 
     def close(self) -> None:
-        """Stop the server and release the store, also if a traceback refers to an attempt."""
+        """Stop the server and release the store, even if a traceback still refers to an attempt."""
         for each in self.attempts:
             each.store = None
         self._store = None
@@ -329,7 +329,7 @@ class Channel:
 
 
 class AttemptChannel:
-    """View of a channel for one attempt: keys with the attempt's prefix.
+    """View of a channel for one attempt, which prefixes all keys with the attempt's number.
 
     The driver uses it over the store, workers over a connection to the store.
 
@@ -386,7 +386,7 @@ class AttemptChannel:
         return json.loads(self.get(key))
 
     def count(self, key: str, by: int = 0) -> int:
-        """Add to a counter of this attempt and return its new value."""
+        """Add `by` to a counter of this attempt and return its new value."""
         return int(self.store.add(self._prefix + key, by))
 
     def set_on_disconnect(self, key: str) -> None:
@@ -419,7 +419,7 @@ class AttemptChannel:
         return [json.loads(value) for value in self.store.get_all(keys)]
 
     def put_bytes(self, key: str, data: bytes) -> None:
-        """Set a value of any size in chunks; complete once ``has(key)``."""
+        """Set a value of any size in chunks; it is complete when ``has(key)`` returns True."""
         view = memoryview(data)
         chunks = -(-len(view) // CHUNK)
         for i in range(chunks):
@@ -428,21 +428,21 @@ class AttemptChannel:
         self.set(key, str(chunks))
 
     def take_bytes(self, key: str, *, delete: bool = True) -> bytes:
-        """Wait for a value of :meth:`put_bytes`, return it and delete it from the store."""
+        """Wait for a value that :meth:`put_bytes` sets, return it, and delete it by default."""
         parts = [self.get(f"{key}/{i}") for i in range(int(self.get(key)))]
         if delete:
             self.delete_bytes(key)
         return b"".join(parts)
 
     def delete_bytes(self, key: str) -> None:
-        """Delete a value of :meth:`put_bytes`, if it exists."""
+        """Delete a value that :meth:`put_bytes` set, if it exists."""
         if self.has(key):
             for i in range(int(self.get(key))):
                 self.delete(f"{key}/{i}")
             self.delete(key)
 
     def push(self, queue: str, doc: object, data: bytes | None = None) -> None:
-        """Append to a queue that the driver reads with a :class:`QueueReader`."""
+        """Append a document to a queue that the driver reads with a :class:`QueueReader`."""
         index = self.count(f"{queue}#", 1) - 1
         if data is not None:
             self.put_bytes(f"{queue}@{index}/data", data)

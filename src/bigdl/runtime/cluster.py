@@ -72,4 +72,4 @@ class Cluster(Protocol):
     def map_shards(
         self, func: Callable[[list[Any]], Sequence[Any]], shards: Sequence[Any]
     ) -> list[Any]:
-        """Apply ``func([shard])`` to every shard in a task and return all elements."""
+        """Apply ``func([shard])`` to every shard, each in a task, and concatenate the results."""

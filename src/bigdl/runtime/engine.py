@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 
 class PeerLost(Exception):
-    """A collective failed in this worker because another worker was lost.
+    """Raised when a collective failed in this worker because another worker was lost.
 
     This is a symptom: the engine reports the cause, which another worker or the cluster knows.
     """
 
 
 class Leaving(Exception):
-    """Exception in every worker of a fit that saved its state before a machine's decommission."""
+    """Raised in the workers of a fit that saved its state before a machine is decommissioned."""
 
 
 def user_import_path() -> list[str]:
@@ -129,12 +129,12 @@ class Engine(ABC):
 
     @property
     def drops_output(self) -> bool:
-        """True if a worker's output reaches the driver by the channel only."""
+        """True if a worker's output reaches the driver only through the channel."""
         return True
 
     @property
     def may_leave(self) -> bool:
-        """True if the cluster announces the decommission of machines."""
+        """True if the cluster announces which machines are being decommissioned."""
         return False
 
     @property
@@ -189,7 +189,7 @@ class Engine(ABC):
         return self.cluster.slots()
 
     def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
-        """Return the plan by which the workers get the rows of a feed."""
+        """Return the plan that distributes the rows of a feed to the workers."""
         return feed.prepare(self.cluster, num_workers)
 
     def run(

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Failure(NamedTuple):
-    """An exception of a worker in a form that can be sent to another process.
+    """A picklable record of an exception that a worker raised.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Create the failure of an exception."""
+        """Create a Failure from an exception."""
         failed = time.monotonic()
         return cls(failed, type(error).__name__, user_traceback(error), _pickled(error))
 
@@ -52,7 +52,7 @@ class Failure(NamedTuple):
             return None
 
     def error(self, rank: int) -> WorkerError:
-        """Return the failure as the WorkerError of a rank."""
+        """Convert the failure to the WorkerError of a rank."""
         return WorkerError(rank, self.kind, self.traceback, self.original())
 
 
@@ -104,7 +104,7 @@ class FailurePolicy:
 
     @classmethod
     def of(cls, value: int | FailurePolicy | None) -> FailurePolicy:
-        """Return a policy with a zero count from the ``max_failures`` argument of ``fit``."""
+        """Create a policy without failures so far from the ``max_failures`` argument of ``fit``."""
         if value is None:
             return cls()
         if isinstance(value, FailurePolicy):

@@ -56,7 +56,7 @@ class GroupStore(Store):
         return bytes(self._store.swap(self._prefix + key, _bytes(expected), _bytes(desired)))
 
     def has_extended_api(self) -> bool:
-        """Return True: torch then requests the addresses of many workers at once."""
+        """Return True, so that torch requests the addresses of many workers at once."""
         return True
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -69,7 +69,7 @@ class GroupStore(Store):
             self.set(key, value)
 
     def _read(self, key: str, value: bytes) -> bytes:
-        """Convert a stored value to the value for this worker."""
+        """Convert a stored value to the value that this worker reads; subclasses override it."""
         return value
 
 

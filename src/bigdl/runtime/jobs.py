@@ -42,7 +42,7 @@ _active: set[int] = set()
 
 @contextlib.contextmanager
 def job_number() -> Iterator[int]:
-    """Reserve a job number for the block; the job's spools stay until its end."""
+    """Yield a new job number and keep the job's spools until the end of the block."""
     number = next(_numbers)
     _active.add(number)
     try:
@@ -57,17 +57,17 @@ def active_jobs() -> tuple[int, ...]:
 
 
 class NoRows(UsageError):
-    """The input of a job has no rows."""
+    """Raised when the input of a job has no rows."""
 
     code = "data-empty"
 
 
 class WorkersRelocated(WorkerLost):
-    """All workers saved their state and ended before their machine is decommissioned."""
+    """Raised when all workers saved their state because a machine is decommissioned."""
 
 
 class DriverUnreachable(UsageError):
-    """Workers cannot open a connection to the driver."""
+    """Raised when workers cannot open a connection to the driver."""
 
     code = "cluster-unreachable"
 
@@ -205,7 +205,7 @@ class AttemptMonitor:
 
     @property
     def first_error(self) -> dict[str, Any] | None:
-        """Report of the worker that failed first, which is the cause."""
+        """Error report of the worker that failed first, the cause of the other failures."""
         return min(self.errors, key=lambda doc: doc["order"], default=None)
 
 
@@ -231,7 +231,7 @@ def unfinished(channel: AttemptChannel, world_size: int) -> list[dict[str, Any]]
 
 
 def workers_at(channel: AttemptChannel, task_indices: Iterable[int]) -> list[dict[str, Any]]:
-    """Return rank, pid and host of the workers of some tasks, as far as they are known."""
+    """Return the known rank, pid and host of the workers with the given task indices."""
     keys = [f"who/{index}" for index in task_indices]
     return [channel.get_json(key) for key in keys if channel.has(key)]
 
@@ -325,13 +325,13 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         return Channel(engine.cluster.driver_host, engine.port, None, self._certificate)
 
     def _input(self) -> InputPlan:
-        """Return the plan by which the workers get their rows."""
+        """Return the plan that distributes the input rows to the workers."""
         if self._feed is None:
             return InputPlan(None, None)
         return cast("InputPlan", self._engine.prepare(self._feed, self.num_workers))
 
     def _read_again(self, prepare: Callable[[], InputPlan] | None = None) -> None:
-        """Make the next attempt read the input again, with a new plan of `prepare`."""
+        """Make the next attempt read the input again, with a new plan from `prepare` if given."""
         self._spools = None
         if prepare is None:
             logger.info("The spooled input is missing; the input is read again")
@@ -450,7 +450,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
 
 
 class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
-    """One call of every worker process of an attempt, as a context manager.
+    """Context manager that calls every worker process of an attempt once.
 
     Workers that have not returned at the end of the block are killed.
 
@@ -536,7 +536,7 @@ class CalledJob(Job):
 
     @abstractmethod
     def _calls(self, channel: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:
-        """Yield the calls of an attempt; the workers exist for the time of the block."""
+        """Start the workers of an attempt within the block and yield their calls."""
 
     def _poll(self, watch: AttemptMonitor) -> Callable[[], None]:
         """Return the function to call repeatedly until all calls have ended."""
@@ -566,5 +566,5 @@ class CalledJob(Job):
 
 
 def lost_workers(channel: AttemptChannel, calls: WorkerCalls) -> list[dict[str, Any]]:
-    """Return rank, pid and host of the dead workers, as far as they are known."""
+    """Return the known rank, pid and host of the dead workers."""
     return workers_at(channel, sorted(calls.lost))

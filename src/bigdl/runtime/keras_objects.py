@@ -43,7 +43,7 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True)
 class KerasArchive:
-    """A saved Keras object together with the classes and functions that it names.
+    """A saved Keras object together with the classes and functions that it refers to.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class KerasConfig:
         return cls(*_serialize(value, _json_of))
 
     def made(self) -> Any:
-        """Build a new object of this configuration, with initial weights."""
+        """Build a new object from this configuration, with initial weights."""
         with _resolve_names(self.objects):
             return keras.saving.deserialize_keras_object(json.loads(self.content), safe_mode=False)
 
@@ -312,7 +312,7 @@ def _replace_lambda_functions(dump: Any = None, load: Any = None) -> Iterator[No
 
 
 def _lambdas_of(value: Any) -> list[Any]:
-    """Return the lambdas among the attributes of layers, whose source Keras would search."""
+    """Return the lambdas in layer attributes, for which Keras would search source code."""
     layers = value._flatten_layers() if isinstance(value, keras.layers.Layer) else [value]
     functions = {
         id(each): each
@@ -324,7 +324,7 @@ def _lambdas_of(value: Any) -> list[Any]:
 
 
 def _register(name: str, value: Any) -> None:
-    """Register a class or function under its original name, so that files name it alike."""
+    """Register a class or function under its original name, so that Keras files keep the name."""
     package, separator, label = name.partition(">")
     if separator and name not in keras.saving.get_custom_objects():
         keras.saving.register_keras_serializable(package, label)(value)
@@ -334,7 +334,7 @@ def _register(name: str, value: Any) -> None:
 
 
 def _without_config(value: Any) -> list[Any]:
-    """Return the layers without a configuration, which are written as attributes."""
+    """Return the layers of an object that have no configuration and are saved as attributes."""
     if not isinstance(value, keras.layers.Layer):
         return []
     if _has_no_config(value):
@@ -356,7 +356,7 @@ def _has_no_config(layer: object) -> bool:
 
 
 class _Makers(list[Any]):
-    """Layers of one class by number, which replace the class when Keras reads a configuration."""
+    """List of pickled layers that replaces their class when Keras reads a configuration."""
 
     def from_config(self, config: Mapping[str, int]) -> Any:
         """Build the layer with the number in `config`."""
@@ -365,7 +365,7 @@ class _Makers(list[Any]):
 
 @dataclass(frozen=True)
 class _LayerAttributes:
-    """A layer or model as its class and the attributes that it has set.
+    """Pickled class and attributes of a layer or model without a configuration.
 
     Attributes
     ----------
@@ -547,7 +547,7 @@ def _seed_generator(config: dict[str, Any], state: Any) -> Any:
 
 @contextlib.contextmanager
 def _writable_compile_config(value: Any, names: _NameRecorder) -> Iterator[None]:
-    """Make Keras write a model compiled with callables that have no configuration."""
+    """Let Keras save a model that was compiled with callables without a configuration."""
     config = getattr(value, "_compile_config", None)
     if config is None or not getattr(value, "compiled", False):
         yield
@@ -577,7 +577,7 @@ def _named_placeholder(name: str) -> Any:
 
 @dataclass(frozen=True)
 class KerasOptimizer:
-    """An optimizer in an attribute of a model, and its variables.
+    """An optimizer in a model attribute, with the values of its variables.
 
     Attributes
     ----------

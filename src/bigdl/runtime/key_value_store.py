@@ -63,7 +63,7 @@ TRY_AGAIN = b"BigDL\x00\x00\xff"  # sent instead of the proof when the server is
 
 
 class AuthenticationFailed(Exception):
-    """The other end does not know the job's secret, or violates the frame protocol."""
+    """Raised when the other end does not know the job's secret or violates the frame protocol."""
 
 
 def new_secret() -> bytes:
@@ -234,7 +234,7 @@ class KeyValueStore:
             return self._values.get(key)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of existing keys.
+        """Return the values of `keys`, which must all exist.
 
         Raises
         ------
@@ -255,7 +255,7 @@ class KeyValueStore:
             self.unregister_waiter(waiting)
 
     def add(self, key: str, by: int) -> int:
-        """Add to a counter, which starts at 0, and return its new value."""
+        """Add `by` to a counter, which starts at 0, and return its new value."""
         with self._lock:
             value = int(self._values.get(key, b"0")) + by
             self._values[key] = str(value).encode()
@@ -465,7 +465,7 @@ class KeyValueServer:
         sender: MessageAuthenticator,
         wills: list[str],
     ) -> None:
-        """Answer a client's requests until it disconnects; collect its disconnect keys.
+        """Answer a client's requests until it disconnects; add its disconnect keys to `wills`.
 
         A will is a key that the server sets when the connection ends.
         """
@@ -554,7 +554,7 @@ class KeyValueServer:
 
 
 def _max_unauthenticated() -> int:
-    """Return the limit of concurrent handshakes: at most a quarter of all files."""
+    """Return the limit of concurrent handshakes, a quarter of the open-file limit or less."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         _MOST_UNAUTHENTICATED
@@ -564,7 +564,7 @@ def _max_unauthenticated() -> int:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Disable Nagle's algorithm; enable keepalive to detect a dead peer in two minutes.
+    """Disable Nagle's algorithm; enable keepalive to detect a dead peer within two minutes.
 
     A process that is stopped, as in a debugger, may stay silent for any time.
     """

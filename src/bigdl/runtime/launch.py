@@ -33,7 +33,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class LaunchTimeout(BigDLError, TimeoutError):
-    """Workers were still running at the time limit of :func:`launch`."""
+    """Raised when workers are still running at the time limit of :func:`launch`."""
 
     code = "timeout"
 
@@ -193,7 +193,7 @@ class _LaunchedWorker(WorkerProcess):
         self.failure, self.has_answered = (0.0, self.rank, loss), True
 
     def await_end(self) -> None:
-        """Wait for the end of a dying process: peers notice before its last thread ends."""
+        """Wait for a dying process to end, since its peers can notice its loss earlier."""
         import psutil
 
         with suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired):

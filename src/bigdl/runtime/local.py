@@ -1,4 +1,4 @@
-"""The local engine: workers as processes on this machine, without JVM and Ray.
+"""The local engine: workers as processes on this machine, without a JVM or Ray.
 
 Programs, :mod:`~bigdl.runtime.channel` and worker code are the same as on Spark and on Ray.
 :class:`LocalProcesses` reuses the workers of a program for the next one, where torch is already
@@ -151,7 +151,7 @@ class LocalMachine:
     def map_shards(
         self, func: Callable[[list[Any]], Sequence[Any]], shards: Sequence[Any]
     ) -> list[Any]:
-        """Apply ``func([shard])`` to every shard in worker processes and return all elements.
+        """Apply ``func([shard])`` to every shard in worker processes and concatenate the results.
 
         Raises
         ------
@@ -392,7 +392,7 @@ class LocalProcesses:
 
     @contextlib.contextmanager
     def borrow(self, number: int, threads: int) -> Iterator[list[LocalWorker]]:
-        """Yield workers for the time of the block, each with its share of the cores.
+        """Yield `number` workers within the block; divide the cores among them.
 
         Raises
         ------
@@ -456,5 +456,5 @@ def session_directory() -> str:
 
 @functools.cache
 def _close_at_exit() -> None:
-    """Register the end of the worker processes before their directory is removed."""
+    """Register a shutdown of the worker processes that runs before their folder is removed."""
     atexit.register(_processes.close)

@@ -32,7 +32,7 @@ _ALIGNMENT = 64  # bytes, for arrays: a cache line and an AVX-512 register
 
 @dataclass
 class PickledMessage:
-    """A pickled object and the separate bytes of its arrays.
+    """A pickled object with its arrays in separate buffers.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ def encode(value: Any) -> PickledMessage:
 
 
 def encoded(value: Any, what: str) -> PickledMessage:
-    """Pickle an object to a message; raise a UsageError that names it `what` on failure."""
+    """Pickle an object to a message; on failure, raise a UsageError that calls it `what`."""
     try:
         return encode(value)
     except Exception as error:
@@ -157,7 +157,7 @@ def _part_offsets(sizes: list[int]) -> list[int]:
 
 
 def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
-    """Write parts to a new memory file and return its descriptor; None if impossible."""
+    """Write parts to a new memory file; return its descriptor, or None if impossible."""
     if not hasattr(os, "memfd_create"):
         return None
     try:

@@ -174,7 +174,7 @@ class WorkerProcess:
         send(self.connection, message)
 
     def start_call(self, message: PickledMessage) -> None:
-        """Send the argument of a call; report a lost worker with the answer."""
+        """Send the argument of a call; if the worker is lost, only :meth:`answer` raises."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.call(message)
 
@@ -204,7 +204,7 @@ class WorkerProcess:
         return self.opened(self.answer())
 
     def has_ended(self) -> bool:
-        """Return True if the process has ended; its children are then killed."""
+        """Return True if the process has ended, and then kill its children."""
         if self.process.poll() is None:
             return False
         if not self._children_ended:  # later another process may have its id
@@ -238,7 +238,7 @@ class WorkerProcess:
             self.process.wait(KERNEL_KILL_S)
 
     def exit_message(self) -> str:
-        """Return how the process ended, as a continuation of "the worker"."""
+        """Return how the process ended, as a phrase that follows "the worker"."""
         return exit_message(self.process.returncode or 0)
 
     def _kill_group(self) -> None:
@@ -277,7 +277,7 @@ def _within_limits(rank: int) -> Iterator[None]:
 
 
 def exit_message(code: int) -> str:
-    """Describe the exit code of a worker that ended too early, to follow "the worker"."""
+    """Describe a worker's exit code after an early end, as a phrase that follows "the worker"."""
     if code >= 0:
         return f"ended with exit code {code} before its function returned"
     names = {number.value: number.name for number in signal.Signals}

@@ -84,7 +84,7 @@ def value_pickler() -> type:
 
 
 def _file_of(code: types.CodeType) -> str:
-    """Return a copy of a code object's file name: equal code then has equal pickles."""
+    """Return a copy of a code object's file name, so that equal code has equal pickles."""
     return "".join(code.co_filename)
 
 

@@ -145,7 +145,7 @@ def ranks_by_host(hosts: Sequence[str]) -> list[int]:
 def choose_shards(
     spec: TaskSpec, task_index: int, channel: AttemptChannel, wanted: Sequence[int]
 ) -> tuple[int, dict[str, Any]] | None:
-    """Choose this task's rank and shards among the spools on its machine; None if none fit.
+    """Choose this task's rank and shards among the spools on its machine, or return None.
 
     All tasks exchange the spools that they see and compute the same assignment. `wanted` are the
     ranks of the tasks if all tasks see all spools.
@@ -308,7 +308,7 @@ def execute(
 
 
 def await_first(channel: AttemptChannel, task_index: int) -> str:
-    """Wait for the first run of a repeated task and return the outcome of the repetition.
+    """Wait until the first run of a task ends; return the outcome of the repeated run.
 
     If the first run is active, the cluster runs this one speculatively. It must not finish first:
     the cluster would take its outcome and kill the first run.
@@ -338,7 +338,7 @@ def task_environment(spec: TaskSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exits_as_errors() -> Iterator[None]:
-    """Make ``os._exit`` raise SystemExit in this thread: it is no loss and is not retried."""
+    """Make ``os._exit`` raise SystemExit in this thread: it does not count as a lost worker."""
     here, leave = (os.getpid(), threading.get_ident()), os._exit
 
     def raise_here(status: int) -> NoReturn:

@@ -77,7 +77,7 @@ class Worker:
 
     @property
     def shard(self) -> Any:  # a Shard if the job has a feed
-        """The shard of the only feed; None without a feed."""
+        """The shard of the only feed, or None if there is no feed."""
         return next(iter(self.shards.values()), None)
 
     def is_leaving(self) -> bool:
@@ -130,7 +130,7 @@ RESULT_LIMIT = 2 << 30  # maximum bytes of one value that is sent to the driver
 
 @dataclass
 class DriverConnection:
-    """A worker's connection to the driver for one attempt, which keeps messages in memory.
+    """A worker's connection to the driver for one attempt; keeps all messages in memory.
 
     Subclasses send messages and results to the driver.
 
@@ -158,7 +158,7 @@ class DriverConnection:
     error: dict[str, Any] | None = None
 
     def state(self) -> bytes | None:
-        """Return the bytes that the driver passed for rank 0."""
+        """Return the `state` bytes that the driver passed to this attempt, for rank 0."""
         return self.initial_state
 
     def note_progress(self, values: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ class DriverConnection:
         self.progress = values
 
     def send(self, doc: dict[str, Any], data: bytes) -> None:
-        """Record a message of the program by topic."""
+        """Record a message of the program; it replaces the last message of its topic."""
         self.messages.pop(doc["topic"], None)
         self.messages[doc["topic"]] = doc, data
 

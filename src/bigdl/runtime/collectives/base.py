@@ -107,7 +107,7 @@ class GradientSync(ABC):
             self._leave(library)
 
     def sum_in_tree(self) -> None:
-        """Sum over ranks along a binary tree for any number of ranks; call it before the first sum.
+        """Use a fixed summation tree for any number of ranks; call it before the first sum.
 
         Raises
         ------
@@ -275,7 +275,7 @@ class GradientSync(ABC):
         return SumBuffer(torch.zeros(size, dtype=dtype, device=device), self._begin)
 
     def _buffer_of_arrays(self, size: int, dtype: torch.dtype) -> SumBuffer:
-        """Allocate a buffer for arrays, whose sums are returned to the caller."""
+        """Allocate a buffer for summing arrays; the caller keeps the sums."""
         import torch
 
         return SumBuffer(torch.empty(size, dtype=dtype), self._begin)

@@ -42,11 +42,11 @@ class SumBuffer:
         self.tensor, self._start_sum = tensor, start_sum
 
     def fresh(self, size: int) -> torch.Tensor:
-        """Return a tensor of `size` elements for the sums of :meth:`start`."""
+        """Return a tensor of `size` elements that :meth:`start` can use as `out`."""
         return self.tensor
 
     def start(self, begin: int, end: int, out: torch.Tensor | None = None) -> Callable[[], None]:
-        """Start to sum a piece; all ranks start the same pieces in the same order.
+        """Start the all-reduce of a slice; all ranks must start the same slices in the same order.
 
         Parameters
         ----------
@@ -66,7 +66,7 @@ class SumBuffer:
 
 
 class GradientGroups:
-    """The parameters of a model, grouped by the way their gradients are reduced.
+    """The parameters of a model, grouped by how their gradients are reduced.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class GradientGroups:
         self.dense = [FlatBuckets(members, make_buffer) for members in groups.values()]
 
     def matches(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
-        """Return True if the groups were made of exactly these parameters."""
+        """Return True if the groups were built from exactly these parameters."""
         return tuple(map(id, parameters)) == self._ids
 
 
@@ -239,7 +239,7 @@ class FlatBuckets:
         self._is_copied[index] = True
 
     def _send(self) -> None:
-        """Start to sum the next bucket."""
+        """Start the all-reduce of the next bucket."""
         bucket = len(self._waits)
         start = self._ends[bucket - 1] if bucket else 0
         self._waits.append(self.buffer.start(start, self._ends[bucket]))
@@ -252,7 +252,7 @@ def _has_hooks(parameter: torch.nn.Parameter) -> bool:
 def sum_with_buffers(
     arrays: Sequence[npt.NDArray[Any]], weight: float, make_buffer: Callable[..., SumBuffer]
 ) -> list[npt.NDArray[Any]]:
-    """Return the weighted sums of arrays over the ranks, see :meth:`GradientSync.sum_arrays`.
+    """Return the weighted sums of arrays over the ranks; see :meth:`GradientSync.sum_arrays`.
 
     The results are views of new memory. Each piece is copied to the buffer while the previous piece
     is being sent.
@@ -281,7 +281,7 @@ def sum_with_buffers(
 def _start_sums(
     arrays: Sequence[npt.NDArray[Any]], weight: float, make_buffer: Callable[..., SumBuffer]
 ) -> tuple[list[npt.NDArray[Any]], list[Callable[[], None]]]:
-    """Return views for the sums, and the functions to call in order to wait for them."""
+    """Start the sums; return views of the results, and the wait functions in calling order."""
     import numpy as np
     import torch
 

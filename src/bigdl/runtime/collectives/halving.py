@@ -74,7 +74,7 @@ class HalvingDoubling:
         self._started = 0
 
     def start(self, tensor: Any) -> Callable[[], None]:
-        """Start to sum a tensor in the background; all ranks start sums in one order.
+        """Start summing a tensor in the background; all ranks must start sums in the same order.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class HalvingDoubling:
             pool.close()
 
     def sum(self, tensor: Any, turn: int, block: int = 1) -> None:
-        """Sum a tensor over the ranks in place; :meth:`start` does it in the background.
+        """Sum a tensor over the ranks in place and wait; :meth:`start` does not wait.
 
         Parameters
         ----------

@@ -32,7 +32,7 @@ _CURE = (
 
 
 def require_horovod() -> ModuleType:
-    """Return the module ``horovod.torch``; raise an error with instructions if unusable.
+    """Return the module ``horovod.torch``; raise an error with instructions if it is unusable.
 
     Raises
     ------
@@ -161,7 +161,7 @@ class HorovodSync(GradientSync):
         return wait
 
     def _sum_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of sparse tensors by gathering all of them: Horovod has no sparse sum."""
+        """Sum sparse tensors by gathering them from all ranks, since Horovod has no sparse sum."""
         import torch
 
         gather = self._library.allgather
@@ -172,7 +172,7 @@ class HorovodSync(GradientSync):
     def _all_to_all(
         self, tensor: torch.Tensor, send: list[int], receive: list[int]
     ) -> torch.Tensor:
-        """Exchange pieces padded by one element: Horovod refuses empty pieces."""
+        """Exchange pieces padded by one element, since Horovod refuses empty pieces."""
         import torch
 
         pieces = [torch.cat([piece, piece.new_zeros(1)]) for piece in torch.split(tensor, send)]
@@ -195,7 +195,7 @@ def _to_supported_dtype(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy_back(tensor: torch.Tensor, carrier: torch.Tensor) -> None:
-    """Copy a carrier tensor back to the original tensor."""
+    """Copy the tensor that Horovod reduced back to the original tensor."""
     import torch
 
     target = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -207,7 +207,7 @@ def _copy_back(tensor: torch.Tensor, carrier: torch.Tensor) -> None:
 
 
 class Slot(NamedTuple):
-    """Ranks and sizes of one worker in Horovod's terms.
+    """Ranks of one worker and the sizes of its groups, as Horovod defines them.
 
     Attributes
     ----------

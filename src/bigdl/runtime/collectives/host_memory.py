@@ -83,7 +83,7 @@ def map_shared_memory(process: int, fd: int) -> np.ndarray:
 
 
 def local_peers(sync: GradientSync) -> dict[int, int]:
-    """Return the ranks that share memory with this rank on its host; a collective.
+    """Return the ranks that share memory with this rank on its host; call it on all ranks.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def local_peers(sync: GradientSync) -> dict[int, int]:
 
 
 def _create_token_memory(token: Sequence[int]) -> SharedMemory | None:
-    """Create shared memory that contains a token; None if that is impossible."""
+    """Create shared memory that contains a token; return None if that is impossible."""
     try:
         memory = SharedMemory(4 * _TOKEN)
     except OSError:
@@ -120,7 +120,7 @@ def _create_token_memory(token: Sequence[int]) -> SharedMemory | None:
 
 
 def _can_read(process: int, fd: int, *token: int) -> bool:
-    """Return True if this process can read the token in a process's shared memory."""
+    """Return True if this process can read the token in another process's shared memory."""
     try:
         return fd >= 0 and map_shared_memory(process, fd).view(np.uint32).tolist() == list(token)
     except (OSError, ValueError):  # no such file, or another one
@@ -168,7 +168,7 @@ class HostExchange:
         self._mapped: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
 
     def write(self, messages: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
-        """Write messages to local memory; overwrite those of the write before last.
+        """Write messages to local memory; overwrite the messages of the write before last.
 
         Parameters
         ----------
@@ -190,7 +190,7 @@ class HostExchange:
         return [(number, memory.fd, *span) for span in zip(starts, sizes, strict=False)]
 
     def _next_memory(self, size: int) -> tuple[int, SharedMemory]:
-        """Return the memory of this turn and the number of the first write to it."""
+        """Return the memory for the next write, and the number of the write that created it."""
         self._writes += 1
         turn = self._writes % 2
         if turn not in self._memories or len(self._memories[turn][1].array) < size:
@@ -275,11 +275,11 @@ class SharedBuffer(SumBuffer):
 
     @property
     def _file(self) -> int:
-        """File descriptor of the shared memory; -1 without one."""
+        """File descriptor of the shared memory, or -1 if there is none."""
         return -1 if self._memory is None else self._memory.fd
 
     def _open(self, files: Sequence[int]) -> None:
-        """Map the peers' memory if all ranks share theirs; `files` are all descriptors."""
+        """Map the peers' memory if all ranks share theirs; `files` are the ranks' descriptors."""
         local, self._is_shared = self.tensor.numpy(), min(files) >= 0
         for rank in self._near if self._is_shared else ():
             if rank == self._rank:
@@ -430,7 +430,7 @@ class BlockBuffer(SharedBuffer):
 
 
 def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
-    """Return the number of ranks per host that are summed first; a collective.
+    """Return the number of ranks per host that are summed first; call it on all ranks.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Sharded embedding rows, fetched by id from their owner ranks and given their gradients.
+"""Exchange of sharded embedding rows and their gradients between workers and owner ranks.
 
 Every row belongs to one rank, its *owner*.  Row ``i`` of :class:`NumberedRows` belongs to rank
 ``i % world_size`` and is row ``i // world_size`` of its slice: frequent rows, which often have
@@ -30,12 +30,12 @@ _NOTHING = -1  # table number of a rank that reads no table
 
 
 def rows_of_rank(rows: int, rank: int, world_size: int) -> int:
-    """Return the number of rows of a table that a rank owns."""
+    """Return how many of a table's `rows` are stored on a rank."""
     return len(range(rank, rows, world_size))
 
 
 class RowTable(Protocol):
-    """Protocol of a sharded table: the owner of each row and its index there.
+    """Protocol of a sharded table, which maps ids to owner ranks and to row indices there.
 
     Attributes
     ----------
@@ -53,27 +53,27 @@ class RowTable(Protocol):
 
     @property
     def weight(self) -> Any:
-        """Slice of this rank, a two-dimensional CPU parameter."""
+        """Table rows stored on this rank, as a two-dimensional CPU parameter."""
         ...
 
     def keys(self, ids: Any, world_size: int) -> Any:
-        """Return a key for each id; keys of one owner are contiguous, in rank order."""
+        """Return a key for each id; sorted keys are grouped by owner rank, in rank order."""
         ...
 
     def ends(self, keys: Any, world_size: int) -> list[int]:
-        """Return the offsets at which each owner's part of sorted keys starts and ends."""
+        """Return the ``world_size + 1`` offsets that split sorted keys by owner rank."""
         ...
 
     def request(self, keys: Any, counts: Any, world_size: int) -> Any:
-        """Return the request for keys, where `counts` says how often each occurs."""
+        """Return the integers that request keys from owners; `counts` are the keys' frequencies."""
         ...
 
     def row_indices(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
-        """Return the row indices of each rank's request; the flag means training."""
+        """Return the row indices for the (request, is_training) pair of each rank."""
         ...
 
     def end_step(self) -> None:
-        """Finish a step after the gradients of an update have arrived."""
+        """Finish a training step after the gradients of all ranks have arrived."""
         ...
 
 
@@ -119,7 +119,7 @@ class NumberedRows:
 
 @dataclass
 class _Round:
-    """A round of an exchange whose fetched rows can get gradients.
+    """Record of one lookup round, used to send gradients back to the owners of the rows.
 
     Attributes
     ----------
@@ -174,7 +174,7 @@ class Distinct:
         self._order, self._starts = torch.from_numpy(order), torch.from_numpy(starts)
 
     def expand(self, rows: Any) -> Any:
-        """Return a row for each key from the rows of the distinct keys.
+        """Expand the rows of the distinct keys to one row per original key.
 
         The gradient of a row is the sum of its keys' gradients, in order.
         """
@@ -247,7 +247,7 @@ class RowExchange:
         self._is_finished = False
 
     def add(self, table: RowTable) -> int:
-        """Add a sharded table and return its number.
+        """Add a sharded table and return its index.
 
         Raises
         ------
@@ -268,7 +268,7 @@ class RowExchange:
         self._is_finished = False
 
     def fetch(self, table: int, ids: Any) -> Any:
-        """Return the rows of ids; each distinct row is sent once, as is its gradient.
+        """Return the rows of `ids`; transfer each distinct row and its gradient only once.
 
         Parameters
         ----------
@@ -309,7 +309,7 @@ class RowExchange:
                 pass
 
     def _round(self, table: int, request: Any, counts: list[int], wants_gradient: bool) -> Any:
-        """Return the rows that this rank requests from the owners; None if no rank reads."""
+        """Exchange rows with all ranks; return the requested rows, or None if no rank reads."""
         import torch
 
         sync = self._sync

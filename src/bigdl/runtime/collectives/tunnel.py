@@ -186,7 +186,7 @@ class Tunnels:
         return chosen
 
     def spawn(self, end: TunnelEnd, host: str, port: int, target_port: int | None = None) -> None:
-        """Connect the peer of a tunnel end: gloo, or by TLS the tunnel of another worker."""
+        """Connect a tunnel end in the background: to gloo, or by TLS to another worker's tunnel."""
         task = self._loop.create_task(self._connect(end, host, port, target_port))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)

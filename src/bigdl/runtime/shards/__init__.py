@@ -1,1 +1,1 @@
-"""Rows of one worker: columns in memory-mapped spools, and their batches."""
+"""Storage of a worker's rows as columns in memory-mapped files, and their batches."""

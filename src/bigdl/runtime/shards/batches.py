@@ -24,7 +24,7 @@ _BLOCKS = 64  # contiguous blocks per window
 
 
 class BatchPlan:
-    """The plan that cuts N shards into global batches.
+    """Plan that divides the rows of N shards into global batches.
 
     Parameters
     ----------

@@ -179,7 +179,7 @@ def unified_spec(
     texts: bool = False,
     missing: Collection[str] = (),
 ) -> ColumnSpec:
-    """Return the conversion of a column to the layout of a training column.
+    """Return the conversion that gives a column the layout of a training column.
 
     Numbers get the dtype of `reference`; decoding refuses numbers that it cannot hold.
 
@@ -314,7 +314,7 @@ def convert(spec: ColumnSpec) -> Column:
 
 
 def _lists(specs: Sequence[ColumnSpec]) -> list[list[ColumnSpec]]:
-    """Group the columns that are sent as one list per row; non-scalars stay alone."""
+    """Group scalar columns to be sent as one list per row; keep every other column separate."""
     lists: dict[object, list[ColumnSpec]] = {}
     for i, spec in enumerate(specs):
         key: object = i
@@ -325,7 +325,7 @@ def _lists(specs: Sequence[ColumnSpec]) -> list[list[ColumnSpec]]:
 
 
 def _matrices(specs: Sequence[ColumnSpec]) -> list[list[ColumnSpec]]:
-    """Group the columns of a list that become one matrix."""
+    """Group columns of equal dtype in a list column; each group becomes one matrix."""
     groups: dict[tuple[str, str], list[ColumnSpec]] = {}
     for spec in specs:
         groups.setdefault((spec.dtype, spec.cast), []).append(spec)
@@ -335,7 +335,7 @@ def _matrices(specs: Sequence[ColumnSpec]) -> list[list[ColumnSpec]]:
 def decode_batch(
     specs: Sequence[ColumnSpec], batch: pa.RecordBatch
 ) -> tuple[list[ArraySpec], list[np.ndarray]]:
-    """Decode a record batch of :func:`project` to C-contiguous arrays and their specs."""
+    """Decode a record batch from :func:`project` to C-contiguous arrays and their specs."""
     leaves, arrays = [], []
     decoded: list[tuple[Any, str | None, npt.NDArray[Any]]]
     for members, column in zip(_lists(specs), batch.columns, strict=True):

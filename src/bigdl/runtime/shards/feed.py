@@ -32,7 +32,7 @@ from bigdl.runtime.cluster import Cluster
 
 
 class SourceError(UsageError):
-    """An error in the rows (a null, a ragged array) that is found during their conversion.
+    """Raised when a row value (a null, a ragged array) cannot be converted.
 
     It is sent to the driver as text and raised there as a
     :class:`~bigdl.common.errors.UsageError`.
@@ -43,7 +43,7 @@ class SourceError(UsageError):
 
 @dataclass
 class InputPlan:
-    """The way in which the tasks of an engine get their rows.
+    """Plan by which the tasks of an engine read the rows of an input.
 
     Attributes
     ----------
@@ -77,14 +77,14 @@ class RowPredictor(Protocol):
     """Protocol of a model that predicts the rows of a Feed."""
 
     def predict_frame(self, frame: Any, threads: int) -> Any:
-        """Return a Spark DataFrame with predictions, computed with `threads` per task."""
+        """Return a Spark DataFrame with predictions, computed with `threads` threads per task."""
 
     def shard_predictor(self, threads: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
         """Return a picklable function that yields a partition's shards with predictions."""
 
 
 class RowSampler(Protocol):
-    """Protocol that takes sample rows of a Feed.
+    """Protocol of an object that takes sample rows from a Feed.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class RowSampler(Protocol):
         """Return samples of the first partitions of a Spark DataFrame."""
 
     def take_from_shards(self, partition: Iterable[Any]) -> Iterator[Any]:
-        """Yield the sample of a partition that has rows; picklable."""
+        """Yield sample rows of a partition's first non-empty shard; the method is picklable."""
 
 
 def not_predicted(input_type: str) -> UsageError:
@@ -143,13 +143,13 @@ class Feed(ABC):
         return self
 
     def check(self) -> None:  # noqa: B027 - most are checked on creation
-        """Raise a UsageError for rows visible to the driver that fit and evaluate cannot use."""
+        """Raise a UsageError if the driver can see rows that fit and evaluate cannot use."""
 
     def check_local(self) -> None:  # noqa: B027 - most inputs can be read anywhere
         """Raise a UsageError if processes without Spark and Ray cannot read the input."""
 
     def follow(self, inputs: list[Any] | None) -> None:  # noqa: B027 - the workers cast what they read
-        """Convert the features to the dtypes of the fitted model, before rounding.
+        """Convert features directly to the dtypes of the fitted model, without rounding first.
 
         Parameters
         ----------
@@ -159,10 +159,10 @@ class Feed(ABC):
 
     @abstractmethod
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
-        """Check the input and return the plan by which `num_workers` tasks get its rows."""
+        """Check the input and return the plan that distributes its rows to `num_workers` tasks."""
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
-        """Return the input with predictions, in its form and order.
+        """Return the input with predictions, in the same type and row order.
 
         Raises
         ------

@@ -74,7 +74,7 @@ class _Permutations:
     def __call__(
         self, index: np.ndarray, size: int | np.ndarray, tweak: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return the permuted index of each index, for the permutation of its tweak."""
+        """Permute indices; `tweak` selects the permutation of each index."""
         values = index.astype(self._dtype)
         if tweak is not None:
             tweak = tweak.astype(self._dtype)
@@ -123,7 +123,7 @@ class Window:
 
 
 class TableOrder:
-    """The rows in the order of the table.
+    """Row order of an epoch that equals the order of the table.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class TableOrder:
         self.rows = rows
 
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return the table rows at some positions."""
+        """Return the table row index for each epoch position."""
         return positions
 
 
@@ -165,7 +165,7 @@ class ShardOrder:
         self._sizes = self._quotient + (numbers < self._remainder)
 
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return the table rows at some positions."""
+        """Return the table row index for each epoch position."""
         if self._shards == 1:
             return self._in_shard(positions, self.rows).astype(np.int64)
         rounds = positions // self._shards
@@ -214,7 +214,7 @@ class WindowOrder:
         return next(n for n, each in enumerate(self.windows) if position < each.stop)
 
     def stored_at(self, number: int, positions: np.ndarray) -> np.ndarray:
-        """Return the indices, within a window's stored rows, of the rows at its positions."""
+        """Return the index into a window's stored rows for each epoch position."""
         window = self.windows[number]
         size = window.stop - window.start
         index = positions - window.start
@@ -224,7 +224,7 @@ class WindowOrder:
         return permuted(index, size).astype(np.int64)
 
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return the table rows at some positions."""
+        """Return the table row index for each epoch position."""
         out = np.empty(len(positions), np.int64)
         for number, window in enumerate(self.windows):
             here = (positions >= window.start) & (positions < window.stop)

@@ -49,7 +49,7 @@ _SPARE_FILES = 256  # reserved for files and connections other than spools
 
 @dataclass
 class Spool:
-    """The JSON-able description of a finished spool.
+    """JSON-able description of a finished spool, the column files of one shard.
 
     Attributes
     ----------
@@ -305,13 +305,13 @@ def _of_any_width(leaf: ArraySpec) -> ArraySpec:
 
 
 def _columns(leaves: list[ArraySpec]) -> list[str]:
-    """Return the source columns of some arrays."""
+    """Return the distinct source columns of arrays."""
     names = [x.column if isinstance(x.column, tuple) else (x.column,) for x in leaves]
     return list(dict.fromkeys(name for each in names for name in each))
 
 
 def _allow_files(more: int) -> None:
-    """Raise this process's limit of open files, since each array needs one."""
+    """Raise this process's open-file limit so that it can open `more` array files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         used = len(os.listdir("/proc/self/fd"))
@@ -342,7 +342,7 @@ def _width(leaf: ArraySpec) -> int:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file that only its owner can read."""
+    """Open a file with mode 0600 and return its descriptor."""
     return os.open(path, flags, 0o600)
 
 
@@ -443,7 +443,7 @@ class Shard:
         self.arrays = spool.arrays()
 
     def locate(self, name: str) -> dict[str | None, tuple[int, int | None]]:
-        """Return the locations of a column by map key (None for other columns).
+        """Return the locations of a column by map key; the key is None if it is not a map column.
 
         A location is the index of the array, and the column within it (None for the whole array).
         """
@@ -484,7 +484,7 @@ class Shard:
 
 
 class LoaderShard:
-    """A worker's part of a live loader, whose rows are unknown until it is opened.
+    """A worker's shard of a data loader, whose rows are unknown until the loader is opened.
 
     Parameters
     ----------

@@ -333,7 +333,7 @@ def arrays_of(data: Any) -> Iterator[Any]:
 
 
 def map_arrays(data: Any, func: Callable[[Any], Any]) -> Any:
-    """Apply a function to the arrays of a container and return an equal container."""
+    """Apply a function to the arrays of a container; return a container of equal structure."""
     if isinstance(data, dict):
         return {key: map_arrays(value, func) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):
