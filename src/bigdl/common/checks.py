@@ -22,7 +22,7 @@ _HOLDS = {
 
 
 def check_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return `value` as an int; raise if it is no integer within the bounds.
+    """Return `value` as an int; raise if it is not an integer within the bounds.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def check_number(
     above: float | None = None,
     below: float | None = None,
 ) -> float:
-    """Return `value`; raise if it is no finite number within the bounds.
+    """Return `value`; raise if it is not a finite number within the bounds.
 
     Parameters
     ----------

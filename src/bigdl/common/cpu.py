@@ -96,7 +96,7 @@ def check_cores(value: object) -> int:
 
 
 def cpu_quota(root: str | Path = "/") -> float | None:
-    """Return the CPU quota of this process in cores, by its control group and all ancestors.
+    """Return the lowest CPU quota, in cores, of this process's control group and its ancestors.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ class Topology:
     cores: tuple[tuple[int, ...], ...]
 
     def physical_count(self, logical: Iterable[int]) -> int:
-        """Return the number of physical cores of some logical cores."""
+        """Return the number of physical cores that contain the given logical cores."""
         chosen = set(logical)
         return sum(1 for siblings in self.cores if not chosen.isdisjoint(siblings))
 

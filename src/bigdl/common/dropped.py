@@ -118,13 +118,13 @@ MOVED_NAMES = {
 
 
 class ModuleElsewhereError(UsageError, ModuleNotFoundError):
-    """A name was imported from a wrong package; the message names the right one."""
+    """Raised when a name is imported from a wrong package; the message names the right one."""
 
     code = "name-dropped"
 
 
 class DroppedModuleError(UsageError, ModuleNotFoundError):
-    """A dropped module of BigDL 2.x was imported; the message names its replacement.
+    """Raised when a dropped module of BigDL 2.x is imported; the message names its replacement.
 
     Examples
     --------
@@ -142,7 +142,7 @@ class DroppedModuleError(UsageError, ModuleNotFoundError):
 
 
 class DroppedNameError(UsageError, AttributeError):
-    """A dropped name of BigDL 2.x was read from a module; the message says why.
+    """Raised when a dropped name of BigDL 2.x is read from a module; the message says why.
 
     It is an AttributeError, so that ``hasattr`` and ``getattr`` with a default work.
 
@@ -157,7 +157,7 @@ class DroppedNameError(UsageError, AttributeError):
 
 
 class _DroppedImportError(UsageError, ImportError):
-    """A dropped name of BigDL 2.x was imported by ``from module import name``."""
+    """Raised when ``from module import name`` imports a dropped name of BigDL 2.x."""
 
     code = "name-dropped"
 
@@ -179,7 +179,7 @@ def is_imported_by_name(depth: int) -> bool:
 
 
 def refuse_name(module: str, name: str, why: str) -> NoReturn:
-    """Raise the error of a dropped name; for the ``__getattr__`` of a module.
+    """Raise the error for a dropped name; call it in the ``__getattr__`` of a module.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def refuse(name: str) -> NoReturn:
 
 
 class _MissingModules(MetaPathFinder):
-    """The last module finder, which explains imports that no other finder resolves."""
+    """The last module finder; it raises helpful errors for imports that nothing else resolves."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
         if fullname in DROPPED:  # a parent is imported before its modules
@@ -221,7 +221,7 @@ class _MissingModules(MetaPathFinder):
 
 
 def _import_hint(name: str) -> str:
-    """Return the import to use for a name that another package has."""
+    """Return the correct import for a name that has moved to another package."""
     last = name.rpartition(".")[2]
     return f"{last} from {MOVED_NAMES[name]}" if last[0].isupper() else MOVED_NAMES[name]
 

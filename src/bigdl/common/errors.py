@@ -125,7 +125,7 @@ def without_passwords(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a fact as a small value that can be sent to other processes."""
+    """Convert an error's fact (a keyword of :class:`BigDLError`) to a plain picklable value."""
     if isinstance(value, str):
         return without_passwords(value)
     if value is None or isinstance(value, bool | int | float):
@@ -142,7 +142,7 @@ def _plain(value: Any) -> Any:
 
 
 class UsageError(BigDLError, RuntimeError, ValueError):
-    """The caller requested something impossible; the message says what to do instead.
+    """Raised when the caller requests something impossible; the message says what to do instead.
 
     Examples
     --------
@@ -165,7 +165,7 @@ class UsageError(BigDLError, RuntimeError, ValueError):
 
 
 class MissingExtraError(UsageError, ImportError):
-    """An optional dependency is not installed; the message holds the ``pip install`` line.
+    """Raised when an optional dependency is missing; the message has the ``pip install`` line.
 
     Examples
     --------
@@ -182,7 +182,7 @@ class MissingExtraError(UsageError, ImportError):
 
 
 class WorkerError(BigDLError, RuntimeError):
-    """User code raised an exception inside a worker.
+    """Raised when user code raised an exception inside a worker.
 
     Attributes
     ----------
@@ -230,7 +230,7 @@ class WorkerError(BigDLError, RuntimeError):
         return type(self), (self.rank, self.kind, self.traceback, None, self.place)
 
     def as_original(self, location: str) -> Exception:
-        """Return the user's exception with a note of its origin, or this error if unknown."""
+        """Return the user's exception with a note of its origin; without one, return this error."""
         if not isinstance(self.original, Exception):
             return self
         self.original.add_note(f"{location}:\n{short_traceback(self.traceback)}")
@@ -238,7 +238,7 @@ class WorkerError(BigDLError, RuntimeError):
 
 
 class WorkerLost(BigDLError, RuntimeError):
-    """A worker process or its host was lost (killed, out of memory, preempted).
+    """Raised when a worker process or its host is lost (killed, out of memory, preempted).
 
     Examples
     --------
@@ -256,7 +256,7 @@ class WorkerLost(BigDLError, RuntimeError):
 
 
 class JobStopped(BigDLError, RuntimeError):
-    """A job was stopped on request; no worker was lost and nothing is retried.
+    """Raised when a job is stopped on request; no worker was lost and nothing is retried.
 
     Examples
     --------

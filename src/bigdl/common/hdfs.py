@@ -53,7 +53,7 @@ class WebHdfs(WebHDFS):
         self.patience_s = 0.0
 
     def connect(self) -> None:
-        """Find the active name node once; later calls wait for one.
+        """Find an active name node; from then on, requests wait until a name node is active.
 
         Raises
         ------

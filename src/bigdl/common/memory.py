@@ -129,7 +129,7 @@ def glibc_tunables() -> dict[str, str]:
 
 
 def _set_mmap_threshold(mallopt: Callable[[int, int], int], threshold: int) -> int | None:
-    """Set the mmap threshold, or the largest one of old glibc; None if glibc refuses both."""
+    """Set the mmap threshold, or the largest one of old glibc; return None if both fail."""
     for value in (threshold, min(threshold, _LARGEST_THRESHOLD_OF_OLD_GLIBC)):
         if mallopt(_M_MMAP_THRESHOLD, value):
             return value

@@ -83,7 +83,7 @@ _FIRST = ["orca", "nano", "tf", "ray", "automl", "serving"]
 
 
 class MissingPackageError(MissingExtraError, ModuleNotFoundError):
-    """A package of an extra is not installed; also a ModuleNotFoundError."""
+    """Raised when a package of an extra is not installed; also a ModuleNotFoundError."""
 
 
 def refuse(package: str) -> None:
@@ -150,7 +150,7 @@ def _extra_of_module(module: str) -> str | None:
 
 @functools.cache
 def _extras_of(distribution: str) -> frozenset[str]:
-    """Return the extras that contain a distribution, by the metadata of BigDL."""
+    """Return the extras that contain a distribution, according to BigDL's metadata."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:

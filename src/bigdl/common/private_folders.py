@@ -255,7 +255,7 @@ def _is_private(path: str) -> bool:
 
 
 def _make_private(path: str) -> bool:
-    """Remove the rights of others from a folder; return False if another user owns it."""
+    """Remove other users' permissions on a folder; return False if another user owns it."""
     if _is_private(path):
         return True
     with contextlib.suppress(OSError):

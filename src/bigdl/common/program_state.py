@@ -166,7 +166,7 @@ def _signals() -> list[Callable[[], object]]:
 
 
 def restore_signals(before: Mapping[signal.Signals, Any]) -> None:
-    """Set signal handlers again; call it in the main thread only.
+    """Restore signal handlers; call it in the main thread only.
 
     This includes handlers that seem unchanged: native code may have set others without Python.
     """

@@ -224,7 +224,7 @@ def write_bytes(url: str, data: bytes) -> None:
 
 
 def put_folder(source: str, url: str) -> None:
-    """Copy a local folder to any fsspec URL; existing other files there stay.
+    """Copy a local folder to any fsspec URL; keep other files that exist there.
 
     On a local disk the files are written to a temporary folder and renamed, so no file is partial.
 
@@ -293,7 +293,7 @@ def write_reason(error: BaseException, path: str) -> str:
 
 
 def _free_space(path: str) -> str:
-    """Return the free space of a local disk, in brackets."""
+    """Return the free space of a local disk as text in brackets; empty if unknown."""
     if not is_local_path(path):
         return ""
     folder = os.path.abspath(os.path.expanduser(plain_path(path)))
@@ -349,7 +349,7 @@ _TEXTS = {
 
 
 def disk_error(error: BaseException) -> OSError | None:
-    """Return the OSError of a disk that an error is, was caused by, or mentions; or None."""
+    """Return the disk's OSError from an error's causes or message, or None if there is none."""
     each: BaseException | None = error
     while each is not None:
         if isinstance(each, OSError) and each.errno in _REASONS:

@@ -52,7 +52,7 @@ def is_signed(text: str, signature: object) -> bool:
 
 
 class UntrustedFileError(UsageError):
-    """A file can run code when it is loaded, and its origin is not trusted."""
+    """Raised when a file of untrusted origin can run code when it is loaded."""
 
 
 def untrusted(path: object, content: str, advice: str = f"pass {OPTIONS}") -> UntrustedFileError:
