@@ -218,7 +218,7 @@ class TrialPool:
         catch: tuple[Any, ...],
         **settings: Any,
     ) -> None:
-        """Start the processes and run trials in as many Optuna threads; see :func:`run_trials`."""
+        """Start the processes and run trials in one Optuna thread each; see :func:`run_trials`."""
         self._manager.fill()
         for worker in self._manager.all_workers():
             self._idle.put(worker)
@@ -250,7 +250,7 @@ class TrialPool:
             worker.end()
 
     def _mark_lost(self, worker: PoolWorker, trial: Trial) -> TrialLost:
-        """Queue a repetition of a lost trial and return its error."""
+        """Queue a lost trial again and return the error to raise."""
         with self._lock:
             self._retries += propose_again(self._study, self._frozen(trial))
         cause = str(self._manager.loss(worker)).partition(";")[0]
@@ -265,11 +265,11 @@ class TrialPool:
 
 
 class TrialLost(WorkerLost):
-    """The process of a trial was killed or ended."""
+    """Raised when the process of a trial was killed or ended."""
 
 
 class _SearchInterrupted(KeyboardInterrupt):
-    """A trial's process was ended by an interrupt of the search, which must not be caught."""
+    """Raised when an interrupted search ends a trial's process; it must not be caught."""
 
 
 class _TrialProcess:

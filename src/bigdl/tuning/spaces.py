@@ -47,7 +47,7 @@ _PREFIX_END = ":"
 
 
 class Lazy(ABC):
-    """Base class of objects that represent a value which is chosen later."""
+    """Base class of objects whose value is chosen later, once per trial."""
 
     @abstractmethod
     def visit(self, naming: Naming, name: str) -> None:
@@ -59,7 +59,7 @@ class Lazy(ABC):
 
 
 class Naming:
-    """Unique names of the domains in an object.
+    """Registry of unique names for the domains in an object.
 
     A domain is named after its argument or path, with the domain's prefix if it has one. A number
     is appended if another domain has that name. The same domain object in several locations is one
@@ -108,7 +108,7 @@ class Naming:
         self.conditions[free] = tuple(self._within)
 
     def visit_categories(self, domain: Domain, categories: Sequence[Any], name: str) -> None:
-        """Register the domains in a domain's categories, conditional on their category."""
+        """Register the domains in a domain's categories, each conditional on its category."""
         for index, category in enumerate(categories):
             self._within.append((domain, index))
             visit(category, self, self.join(name, str(index)))
@@ -130,7 +130,7 @@ class Naming:
 
 
 class Assignment:
-    """Values of the parameters of an object for one trial.
+    """Parameter values of one trial for the domains in an object.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class Assignment:
         self._resolved: dict[int, Any] = {}
 
     def parameters_of(self, domain: Domain) -> list[Any]:
-        """Return the parameters of a domain, which are equal in all its locations."""
+        """Return a domain's parameter values, which are equal wherever the domain occurs."""
         source: Any = self._source
         parameters = domain.parameters(self.naming.name_of(domain))
         if isinstance(source, Mapping):
@@ -167,7 +167,7 @@ class Assignment:
 def random_parameters(
     parameters: Mapping[str, BaseDistribution], rng: np.random.Generator
 ) -> dict[str, Any]:
-    """Draw random parameters without a sampler of Optuna."""
+    """Draw random parameters without an Optuna sampler."""
     return {name: _random_value(distribution, rng) for name, distribution in parameters.items()}
 
 
@@ -185,7 +185,7 @@ def _random_value(distribution: Any, rng: np.random.Generator) -> Any:
 
 
 def visit(value: Any, naming: Naming, name: str) -> None:
-    """Name the domains in a value of a search space, which may be a Python container."""
+    """Name the domains in a search-space value, which may be a Python container."""
     if isinstance(value, Lazy):
         value.visit(naming, name)
         return
@@ -682,7 +682,7 @@ class SearchSpace:
 
 
 def json_value(value: Any) -> Any:
-    """Convert a value to JSON; other objects become their name."""
+    """Convert a value to JSON-able values; replace other objects by their name."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -715,7 +715,7 @@ def _copy_domains(value: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def _copy_category(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """Copy a category with new domain objects; return it unchanged without domains."""
+    """Copy a category with new domain objects; return it unchanged if it has no domains."""
 
     def converted(inner: Any) -> Any:
         inner = convert(inner)
@@ -745,7 +745,7 @@ class _Product(Sequence[Any]):
 
 
 class _CircularDependency(UsageError):
-    """Functions of ``hp.sample_from`` depend on each other's values."""
+    """Raised when functions of ``hp.sample_from`` depend on each other's values."""
 
     code = "search-space"
 
