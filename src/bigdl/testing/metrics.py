@@ -64,7 +64,7 @@ class MetricContract:
     def expected(
         self, preds: npt.NDArray[np.generic], targets: npt.NDArray[np.generic]
     ) -> float | None:
-        """Return the metric by an independent implementation, or None without one."""
+        """Return the metric by an independent implementation, or None if there is none."""
         return None
 
     def _state(self) -> TorchMetric:
@@ -109,7 +109,7 @@ class MetricContract:
             torch.testing.assert_close(union.compute(), whole.compute(), rtol=rounding, atol=0)
 
     def test_without_rows_it_is_not_a_number(self) -> None:
-        """Check that the metric is NaN without rows, also after merges of empty states."""
+        """Check that the metric is NaN without rows, even after merging empty states."""
         preds, targets = self._drawn()
         empty = self._state()
         assert empty.compute().isnan()

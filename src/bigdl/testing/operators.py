@@ -214,7 +214,7 @@ class OperatorContract:
             assert_same_values(vars(known(**arguments)), vars(each), what=each.method)
 
     def test_executors_agree(self, tmp_path: Path) -> None:
-        """Check that all executors give equal results, also for unknown values and nulls."""
+        """Check that all executors give equal results, even for unknown values and nulls."""
         for i, each in enumerate(self._row_wise()):
             pipeline = FeaturePipeline().with_operator(each)
             folder = tmp_path / str(i)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def gradients_of(parameters: list[torch.nn.Parameter]) -> list[list[float] | None]:
-    """Return the gradients of parameters as lists, None for missing ones."""
+    """Return the gradients of parameters as lists, with None for missing gradients."""
     return [None if p.grad is None else p.grad.tolist() for p in parameters]
 
 
