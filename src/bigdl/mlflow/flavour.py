@@ -213,7 +213,7 @@ def _version(package: str) -> str:
 
 
 def load_model(model_uri: str, backend: str = "local", *, dst_path: str | None = None) -> Any:
-    """Load a model of :func:`save_model` or :func:`log_model` as an Estimator.
+    """Load a model that :func:`save_model` or :func:`log_model` saved, as an Estimator.
 
     The Estimator can predict. To fit it, create an Estimator with a loss and an optimizer. Models
     saved with ``accelerate=`` are loaded by :func:`mlflow.pyfunc.load_model`.

@@ -102,7 +102,7 @@ class FitRun:
 
 
 def _for_workers(uri: str) -> str:
-    """Return an MLflow URI with absolute local paths: workers may have another directory."""
+    """Return an MLflow URI with absolute paths, since workers may have another directory."""
     scheme, colon, path = uri.partition(":///")
     if scheme == "sqlite" and colon:
         return f"sqlite:///{os.path.abspath(path)}"
