@@ -83,7 +83,7 @@ class Finding:
 
 
 def diagnose() -> Iterator[Finding]:
-    """Yield the installed components of this machine and problems that prevent BigDL from running.
+    """Yield a finding for each component of the installation and for each problem.
 
     Yields
     ------
@@ -136,7 +136,7 @@ def _java() -> Finding:
 
 
 def _spark() -> Iterator[Finding]:
-    """Yield the Spark version, and whether Spark workers would use this Python."""
+    """Yield findings about the Spark version and the Python interpreter of Spark workers."""
     from bigdl.orca.cluster.launch import spark_versions_in
 
     version = _installed("pyspark") or ""
@@ -176,7 +176,7 @@ def _spark() -> Iterator[Finding]:
 
 
 def _worker_problem(python: str) -> str:
-    """Return the reason why a Python cannot run Spark workers; empty if it can."""
+    """Return why Spark workers cannot run a Python interpreter; empty if they can."""
     path = shutil.which(python)
     if path is None:
         return "is not found on PATH"
@@ -207,7 +207,7 @@ def _environment() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """Yield for each extra whether its packages are installed, or the install command."""
+    """Yield a finding for each extra: installed, or the command that installs it."""
     requirements = [Requirement(line) for line in importlib.metadata.requires("bigdl") or []]
     for extra, purpose in _EXTRAS.items():
         wrong = []

@@ -57,7 +57,7 @@ def _has_java() -> bool:
 
 
 def _points() -> dict[str, Any]:
-    """Return columns of points: label 1 on the outer circle, 0 on the inner one."""
+    """Return random points near two circles as columns; label 1 means the outer circle."""
     import numpy as np
 
     random = np.random.default_rng(0)
