@@ -110,7 +110,7 @@ def init_nncontext(
 def _starting(
     cluster_mode: str,
 ) -> Callable[[Callable[P, SparkContext]], Callable[P, SparkContext]]:
-    """Return a decorator that makes a function start Spark in a mode with its arguments."""
+    """Return a decorator that implements a function by starting Spark in `cluster_mode`."""
 
     def decorate(declared: Callable[P, SparkContext]) -> Callable[P, SparkContext]:
         signature = inspect.signature(declared)
@@ -132,7 +132,7 @@ def _with_driver_on_cluster(
     """Return a function with the same arguments that also runs the driver on the cluster."""
     start = _starting(cluster_mode)(function)
     start.__name__ = start.__qualname__ = f"{function.__name__}_cluster"
-    start.__doc__ = f"""Call :func:`{function.__name__}` with the driver on the cluster, too.
+    start.__doc__ = f"""Call :func:`{function.__name__}` and run the driver on the cluster.
 
     See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="{cluster_mode}"``.
 

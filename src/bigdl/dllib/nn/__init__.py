@@ -1,1 +1,1 @@
-"""Losses and layers of BigDL 2.x by name, implemented by PyTorch's."""
+"""Losses and layers of BigDL 2.x by name, implemented with PyTorch."""

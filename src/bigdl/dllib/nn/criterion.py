@@ -57,7 +57,7 @@ def SmoothL1Criterion(size_average: bool = True, bigdl_type: str = "float"):
 
 
 def BCECriterion(weights=None, size_average: bool = True, bigdl_type: str = "float"):
-    """Return ``torch.nn.BCELoss`` of probabilities.
+    """Return ``torch.nn.BCELoss``, which takes probabilities.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def BCECriterion(weights=None, size_average: bool = True, bigdl_type: str = "flo
 
 
 def CrossEntropyCriterion(weights=None, size_average: bool = True, bigdl_type: str = "float"):
-    """Return ``torch.nn.CrossEntropyLoss`` of scores, with weights of the classes.
+    """Return ``torch.nn.CrossEntropyLoss``, which takes logits, with optional class weights.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def ClassNLLCriterion(
     logProbAsInput: bool = True,
     bigdl_type: str = "float",
 ):
-    """Return ``torch.nn.NLLLoss`` of log-probabilities, or of probabilities.
+    """Return ``torch.nn.NLLLoss``, which takes log-probabilities, or a variant for probabilities.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def ClassNLLCriterion(
 
 
 def DistKLDivCriterion(size_average: bool = True, bigdl_type: str = "float"):
-    """Return ``torch.nn.KLDivLoss`` of log-probabilities, a mean over all elements.
+    """Return ``torch.nn.KLDivLoss``, which takes log-probabilities; averages elements by default.
 
     Examples
     --------

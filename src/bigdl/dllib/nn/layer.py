@@ -62,7 +62,7 @@ class Sequential(nn.Sequential):
 
 
 class Model:
-    """Placeholder of models with BigDL's JVM layers, which cannot be loaded.
+    """Placeholder for models with BigDL's JVM layers, which cannot be loaded.
 
     Examples
     --------

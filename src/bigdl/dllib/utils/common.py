@@ -1,4 +1,4 @@
-"""Information about the active Spark, and small helpers of BigDL 2.x."""
+"""Information about the active Spark application, and small helpers of BigDL 2.x."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_THE_JVM = (
 
 
 def get_node_and_core_number() -> tuple[int, int]:
-    """Return the number of nodes of the active Spark, and of cores for tasks per node.
+    """Return the number of nodes of the Spark cluster, and the task cores per node.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def get_spark_context(conf: SparkConf | None = None) -> SparkContext:
 
 
 def get_spark_sql_context(sc: SparkContext | None = None) -> SQLContext:
-    """Return Spark's older SQLContext on the active SparkContext.
+    """Return a legacy SQLContext of the active SparkContext.
 
     Examples
     --------
@@ -133,7 +133,7 @@ def show_bigdl_info_logs(bigdl_type: str = "float") -> None:
 
 
 def get_dtype(bigdl_type: str) -> str:
-    """Return NumPy's name of the type that BigDL 2.x calls ``"float"`` or ``"double"``.
+    """Return the NumPy dtype name of BigDL 2.x's type ``"float"`` or ``"double"``.
 
     Examples
     --------

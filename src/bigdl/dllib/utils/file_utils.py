@@ -11,5 +11,5 @@ mkdirs = file.makedirs
 def put_local_file_to_remote(  # type: ignore[no-redef]  # without the permissions
     local_path: str, remote_path: str, over_write: bool = False
 ) -> int:
-    """Copy a local file to any storage; return 0, or −1 if the target exists."""
+    """Copy a local file to a remote path; return 0, or −1 if the target exists."""
     return file.put_local_file_to_remote(local_path, remote_path, over_write=over_write)

@@ -55,7 +55,7 @@ def detect_python_location() -> str:
 
 
 def get_node_ip() -> str:
-    """Return the address by which others reach this machine, or ``127.0.0.1`` without a network.
+    """Return the network address of this machine, or ``127.0.0.1`` without a network.
 
     Examples
     --------

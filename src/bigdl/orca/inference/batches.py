@@ -238,7 +238,7 @@ def _quoted(name: str) -> str:
 
 
 def _positional_fields(schema: Any) -> list:
-    """Return the new fields under positional names, which need no quoting in Spark."""
+    """Return the schema's fields under positional names, which need no quoting in Spark."""
     field_type = type(schema.fields[0])
     return [field_type(f"p{i}", each.dataType) for i, each in enumerate(schema.fields)]
 
@@ -248,7 +248,7 @@ def _positional_fields(schema: Any) -> list:
 
 @dataclass(frozen=True)
 class _Program:
-    """The user's function and its models' origins, as they are shipped to tasks.
+    """User function and the arguments that rebuild its models, as shipped to tasks.
 
     Attributes
     ----------
@@ -376,7 +376,7 @@ def _task(
 
 
 def _lookahead(values: Iterator) -> Iterator:
-    """Yield the values, starting each next value before its predecessor is yielded."""
+    """Yield the values, but fetch each next value before yielding the current one."""
     for value in itertools.islice(values, 1):
         for following in values:
             yield value
@@ -459,7 +459,7 @@ def _array(name: str, values: Any, dtype: Any) -> Any:
 
 
 def _nested(values: np.ndarray, dtype: Any) -> Any:
-    """Convert an ndarray to an Arrow column with one list level per dimension after the rows."""
+    """Convert an ndarray to an Arrow column with a list level per dimension after the first."""
     inner = dtype
     for _ in values.shape[1:]:
         if not pa.types.is_list(inner):

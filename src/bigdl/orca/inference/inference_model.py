@@ -213,7 +213,7 @@ class InferenceModel:
         _refuse("Graphs of TensorFlow 1", advice, model_path)
 
     def _fill(self, make_copies: Callable[..., list], *parts: Any) -> InferenceModel:
-        """Build the copies with ``make_copies(count, *parts)``, as Spark workers do later."""
+        """Build the copies with ``make_copies(count, *parts)``; Spark workers later do the same."""
         return self._take(make_copies(self._count, *parts), (make_copies, *parts))
 
     def _take(self, copies: list, origin: tuple) -> InferenceModel:
@@ -308,7 +308,7 @@ class InferenceModel:
 
 @dataclass(frozen=True)
 class _ShippedInferenceModel:
-    """Origin of an InferenceModel, as shipped to tasks."""
+    """Function and arguments that rebuild an InferenceModel, as shipped to tasks."""
 
     origin: tuple
     threads: int

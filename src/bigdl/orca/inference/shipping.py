@@ -102,7 +102,7 @@ class ShippedModel:
         return self._origin[0]
 
     def has_origin(self, *origin) -> bool:
-        """Return True if the model was built from these values; the first is the SparkContext."""
+        """Return True if the model was built from these values, starting with the SparkContext."""
         return len(origin) == len(self._origin) and all(
             old is new or (isinstance(old, str | int) and old == new)
             for old, new in zip(self._origin, origin, strict=True)

@@ -18,14 +18,14 @@ logger = logging.getLogger("bigdl.orca")
 
 
 def check_counts(least: int = 1, **counts: int | None) -> None:
-    """Raise an error if a count is below `least`; ignore None."""
+    """Raise an error if a count is below `least`; skip counts that are None."""
     for name, value in counts.items():
         if value is not None:
             check_integer(name, value, least)
 
 
 def check_loss_weight(value: Any, arguments: str, rows: str) -> None:
-    """Raise an error if a ``loss_weight`` is neither a function nor ``"rows"`` or ``"sum"``."""
+    """Raise an error if a ``loss_weight`` is not a function, ``"rows"`` or ``"sum"``."""
     if not (value in (None, "rows", "sum") or callable(value)):
         raise UsageError(
             f"loss_weight must be a function {arguments} that returns the divisor of the loss of "
@@ -36,7 +36,7 @@ def check_loss_weight(value: Any, arguments: str, rows: str) -> None:
 
 
 def check_config(config: dict | None, name: str = "config") -> dict:
-    """Return a copy of the ``config`` for creator functions."""
+    """Raise an error if ``config`` is not a dict; return a copy, or an empty dict for None."""
     if config is not None and not isinstance(config, dict):
         raise UsageError(
             f"{name} must be a dict, got {type(config).__name__}",
@@ -49,7 +49,7 @@ def check_config(config: dict | None, name: str = "config") -> dict:
 def check_creator(
     name: str, creator: Any, parameters: tuple[str, ...], *, is_creator: bool = True
 ) -> None:
-    """Raise an error if a creator function does not accept the arguments of its call.
+    """Raise an error if a creator function does not accept the arguments that it is called with.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ _FOREIGN_NAMES = {
 def resolve_legacy_kwargs(
     method: Callable, keywords: Mapping[str, Any], renamed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the values of legacy keywords of a call under their current names.
+    """Return the values of legacy keyword arguments under the current argument names.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def check_path(method: str, path: Any) -> str:
 
 
 def resolve_path(method: Callable, old: Mapping[str, Any], old_name: str, path: Any) -> str:
-    """Return the path argument of a call, given under its current or its BigDL 2.0 name."""
+    """Return the path argument of a call that uses its current or its BigDL 2.0 name."""
     return check_path(
         method.__name__, resolve_legacy_kwargs(method, old, {old_name: "path"}).get("path", path)
     )

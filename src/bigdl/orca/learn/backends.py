@@ -36,7 +36,7 @@ __all__ = ["Backend", "LocalBackend", "register_backend"]
 
 @dataclass(frozen=True)
 class LayerArguments:
-    """Parameter-layer arguments of ``fit``; None if not passed."""
+    """Arguments of ``fit`` for the parameter layer; an argument is None if it was not passed."""
 
     transport: str | None = None
     group_size: int | None = None
@@ -51,7 +51,7 @@ class LayerArguments:
 
 
 class Backend(ABC):
-    """Base class of Estimator backends: the engine that runs workers and the gradient sync.
+    """Base class of Estimator backends, which choose worker engines and gradient synchronization.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class Backend(ABC):
 
     @abstractmethod
     def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
-        """Return the engine whose workers train and evaluate.
+        """Return the engine that runs the training and evaluation workers.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class Backend(ABC):
         """
 
     def cluster(self, workers_per_node: int) -> Cluster:
-        """Return the cluster whose tasks predict."""
+        """Return the cluster that runs prediction tasks."""
         return self.engine(workers_per_node=workers_per_node).cluster
 
     def layer_options(self, name: str, arguments: LayerArguments) -> ParameterLayerOptions | None:
@@ -170,7 +170,7 @@ class RayBackend(Backend):
 
 
 class HorovodBackend(Backend):
-    """Backend that all-reduces gradients with Horovod, on Ray if it is connected, else on Spark."""
+    """Backend that all-reduces gradients with Horovod, on Ray if connected, else on Spark."""
 
     trains_jax = False
 

@@ -103,7 +103,7 @@ class PredictionRequest:
 
 
 class PredictingEstimator(ABC):
-    """Base class of Estimators that predict, on every input type, in distributed tasks."""
+    """Base class of Estimators that predict inputs of every type in distributed tasks."""
 
     # : name of the framework's extra in setup.py
     framework: ClassVar[str]
@@ -152,7 +152,7 @@ class PredictingEstimator(ABC):
         raise unknown_scores(output, "unknown")
 
     def _cluster(self, feed: Feed) -> Cluster:
-        """Return the cluster whose tasks predict an input."""
+        """Return the cluster that runs the prediction tasks of an input."""
         return active_spark()
 
     def _predict(self, data: Any, request: PredictionRequest) -> Any:
@@ -192,7 +192,7 @@ class PredictingEstimator(ABC):
         return DistributedPredictor(ShippedClassifier(shipped, scores, request.output), options)
 
     def _sample(self, request: PredictionRequest, cluster: Cluster) -> Sample | None:
-        """Return rows of the user's ``sample=``, or None without it."""
+        """Return sample rows from the user's ``sample=``, or None if it was not passed."""
         data = request.sample
         if data is not None:
             options = self._predict_options(request)
@@ -219,7 +219,7 @@ class PredictingEstimator(ABC):
         return None
 
     def _function(self, request: PredictionRequest) -> Any:
-        """Return a Spark user-defined function that predicts."""
+        """Return a Spark user-defined function that predicts with the model."""
         self._check_prediction(request)
         cluster = active_spark()
         rows = self._sample(request, cluster)
@@ -289,7 +289,7 @@ class TrainingEstimator(PredictingEstimator):
         )
 
     def _fields(self) -> dict[str, object]:
-        """Return the fields of the representation: model, backend and metrics of the last epoch."""
+        """Return the fields that ``repr`` shows, including the backend and the last metrics."""
         options, history = self._options, self._training.position.history
         model = getattr(self._parts, "model", None)
         return {
@@ -319,7 +319,7 @@ class TrainingEstimator(PredictingEstimator):
         """Return the function that runs a fit with the parameter layer."""
 
     def _engine(self, min_workers: int | None = None) -> Engine:
-        """Return the engine whose workers train and evaluate."""
+        """Return the engine that runs the training and evaluation workers."""
         options = self._options
         return self._backend.engine(
             min_workers,
@@ -341,7 +341,7 @@ class TrainingEstimator(PredictingEstimator):
         """Return the checkpoint with its sharded embedding tables merged into the weights."""
 
     def _prediction_weights(self, is_whole: bool) -> tuple[bytes, dict | None]:
-        """Return the weights for prediction tasks, and the table slices that they read from files.
+        """Return weights for prediction tasks, and the table slices that the tasks read from files.
 
         Parameters
         ----------
@@ -359,7 +359,7 @@ class TrainingEstimator(PredictingEstimator):
         """Return the weights of a new model, or ``b""`` if its input shape is unknown."""
 
     def plot(self, path: str | os.PathLike | None = None) -> FitChart:
-        """Plot losses, metrics, rows per second and times of all epochs trained so far.
+        """Plot losses, metrics, rows per second and durations of all epochs trained so far.
 
         Parameters
         ----------
@@ -409,7 +409,7 @@ class TrainingEstimator(PredictingEstimator):
     def _feed(
         self, data: Any, feature_cols: Any, label_cols: Any, config: dict, name: str | None = None
     ) -> Any:
-        """Return the Feed of an input with targets."""
+        """Convert training or evaluation data to a Feed; raise an error if labels are missing."""
         feed = as_feed(data, feature_cols, label_cols, config, name=name, framework=self.framework)
         if feed.label_cols is not None and not feed.label_cols:
             raise UsageError(
@@ -424,7 +424,7 @@ class TrainingEstimator(PredictingEstimator):
     def _training_feed(
         self, data: Any, validation_data: Any, feature_cols: Any, label_cols: Any, config: dict
     ) -> tuple[FeedGroup, Any]:
-        """Return the Feeds of a fit and the Feed of its training data."""
+        """Return a FeedGroup of the training and validation data, and the training data's Feed."""
         feeds = {"data": self._feed(data, feature_cols, label_cols, config)}
         if validation_data is not None:
             input_type = input_type_of(data, self.framework)

@@ -119,7 +119,7 @@ class OpenvinoNetwork:
         return [features[index] for index in sorted(features)]
 
     def load_on(self, device) -> _LoadedNetwork:
-        """Compile the network on the CPU, whatever the device."""
+        """Compile the network on the CPU; `device` is ignored."""
         network = read_network(self.files)
         compiled = CompiledNetwork(
             network,
@@ -172,7 +172,7 @@ class _LoadedNetwork:
 
 
 def _fixed_batch_size(network) -> int | None:
-    """Return the network's fixed batch size, or None if it accepts any."""
+    """Return the network's fixed batch size, or None if it accepts any batch size."""
     shapes = [port.partial_shape for port in network.inputs]
     if any(shape.rank.is_dynamic or not len(shape) for shape in shapes):
         return None
@@ -252,7 +252,7 @@ class Estimator:
 def _unsupported_method(
     method: str, advice: str = "OpenVINO does not train"
 ) -> Callable[..., NoReturn]:
-    """Return a method that raises a UsageError because networks do not support it."""
+    """Return a method that raises a UsageError, since OpenVINO networks do not support it."""
 
     def refuse(self, *args: Any, **options: Any) -> NoReturn:
         raise UsageError(
@@ -290,7 +290,7 @@ class OpenvinoEstimator(PredictingEstimator):
         self.load(model_path)
 
     def load(self, model_path: str) -> None:
-        """Load a network in place of the current one.
+        """Load a network that replaces the current one.
 
         Parameters
         ----------

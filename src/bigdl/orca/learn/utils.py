@@ -296,7 +296,7 @@ def _cell(value):
 
 
 def update_predict_xshards(xshard, pred_xshards):
-    """Return the shards of `xshard` with the ``prediction`` of the shards of `pred_xshards`.
+    """Return shards that combine `xshard` with the ``prediction`` values in `pred_xshards`.
 
     Parameters
     ----------

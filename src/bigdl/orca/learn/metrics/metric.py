@@ -143,7 +143,7 @@ class TorchMetric(ABC):
 
 
 class TensorState(TorchMetric):
-    """State of a MergedMetric: a few tensors, which are merged per batch and per worker.
+    """State of a MergedMetric: a few tensors that are merged over batches and workers.
 
     Parameters
     ----------
@@ -327,7 +327,7 @@ class Metric(ABC):
 
     @abstractmethod
     def _torch_metric(self) -> TorchMetric:
-        """Create the torch state; called on every worker."""
+        """Create the metric's TorchMetric state; called on every worker."""
 
     @staticmethod
     def convert_metrics_list(metrics: Any, backend: str | None = None) -> list[TorchMetric]:
@@ -402,7 +402,7 @@ class MergedMetric(Metric):
 
     @abstractmethod
     def _batch_state(self, preds: Any, targets: Any, weights: Any = None) -> State:
-        """Return the state after only this batch.
+        """Return the state of a single batch.
 
         `weights` is passed only if ``takes_weights`` is True and the rows have weights.
         """
@@ -435,7 +435,7 @@ def _leaves(batch: Any) -> Iterator[Any]:
 
 
 class CustomizedMetric(MergedMetric):
-    """Row-weighted mean over batches of a user function.
+    """Mean of a user function over batches, weighted by their numbers of rows.
 
     If the function is a mean over rows, such as a loss, the result is the mean over all rows.
     Otherwise (a quantile, a correlation) the result depends on the batch size and the number of

@@ -374,7 +374,7 @@ class Poisson(MeanMetric):
 
 
 class ConfusionMetric(MergedMetric):
-    """Base class of metrics from per-class counts of hits, predictions and labels."""
+    """Base class of metrics computed from per-class counts of hits, predictions and labels."""
 
     reductions: Mapping[str, Reduction] = {"hits": "sum", "predicted": "sum", "actual": "sum"}
     _denominators: tuple[str, ...]  # the metric is hits / mean of these counts
@@ -736,7 +736,7 @@ def same_shape(
 def class_scores(
     name: str, preds: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Find out whether predictions have a class dimension, and align their shapes.
+    """Detect whether predictions have a class dimension, and align the shapes of both tensors.
 
     Returns
     -------

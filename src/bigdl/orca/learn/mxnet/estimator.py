@@ -90,7 +90,7 @@ class Estimator:
         runner_cores: int | None = None,
         backend: str = "spark",
     ) -> MXNetEstimator:
-        """Create an Estimator; its functions run in MXNet's environment and must import mxnet.
+        """Create an Estimator whose creator functions run in MXNet's environment and import mxnet.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Program of the MXNet processes, run as a file without BigDL in its environment.
+"""Program of the MXNet processes, run as a script in an environment without BigDL.
 
 ``DMLC_ROLE`` is the role of a process. Importing mxnet runs the scheduler and the servers of the
 key-value store. A worker then trains with the files in the directory of its argument.
@@ -123,7 +123,7 @@ def as_list(value):
 
 
 def batches_of(data, number=None):
-    """Yield `number` batches of an iterator or loader, restarting it, or one pass if None."""
+    """Yield `number` batches, restarting the data as needed; if None, yield one pass."""
     import mxnet as mx
 
     left = number or sys.maxsize
@@ -165,7 +165,7 @@ class ShardIter:
 
 
 class GradientStore:
-    """Sums of gradients over all workers through MXNet's key-value store.
+    """All-reduce of gradients through MXNet's key-value store.
 
     Values are pushed and pulled in two steps, because ``pushpull`` of a dist_sync store, which
     gluon's Trainer calls, sometimes returns wrong values (MXNet 1.9.1). No optimizer runs in the
@@ -188,7 +188,7 @@ class GradientStore:
             self._add(key, each)
 
     def total(self, rows, running):
-        """Return the total rows of a step and the number of workers that have a batch."""
+        """Return the sums of `rows` and `running` over all workers."""
         import mxnet as mx
 
         values = mx.nd.array([rows, running])
@@ -201,7 +201,7 @@ class GradientStore:
 
 
 class GluonTrainer:
-    """Training of a gluon model: summed gradients, local weight updates."""
+    """Trainer of a Gluon model that sums gradients over workers and updates weights locally."""
 
     def __init__(self, model, loss, config, kv, batch):
         from mxnet import gluon
@@ -243,7 +243,7 @@ class GluonTrainer:
 
 
 class SymbolTrainer:
-    """Training of a symbol module, which includes its loss."""
+    """Trainer of a symbol module, whose symbol includes the loss."""
 
     def __init__(self, model, loss, config, kv, batch):
         import mxnet as mx

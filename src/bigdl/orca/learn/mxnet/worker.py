@@ -98,7 +98,7 @@ def _store_shard(
 
 @contextlib.contextmanager
 def _processes(folder: Path, servers: int, worker: Worker) -> Iterator[list[subprocess.Popen]]:
-    """Start this worker's MXNet processes, training process first; kill them at the end."""
+    """Return a context manager that runs this worker's MXNet processes, training process first."""
     size = worker.world_size
     with socket.create_server((worker.host, 0)) as free:
         address = free.getsockname()[:2]

@@ -254,7 +254,7 @@ class FeatureLabelPreprocessing:
 
 
 class RowFunction(Preprocessing):
-    """Preprocessing by a user function of one row's tensor.
+    """Preprocessing step that applies a user function to the tensor of each row.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ class RowFunction(Preprocessing):
 
 
 def as_preprocessing(value: Any) -> Preprocessing | None:
-    """Convert the value of ``feature_preprocessing=`` or ``label_preprocessing=``.
+    """Convert ``feature_preprocessing=`` or ``label_preprocessing=`` to a Preprocessing.
 
     Parameters
     ----------

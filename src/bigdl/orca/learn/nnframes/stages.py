@@ -80,7 +80,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _with_params(**params: tuple[str, Callable | None]) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator that adds parameters with a getter and a chaining setter each.
+    """Return a class decorator that adds parameters, each with a getter and a chainable setter.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class TrainingParams(ModelParams, HasLabelCol, HasSeed):
     """Parameters of every stage that trains."""
 
     def setDataCacheLevel(self, level: str, numSlice: int | None = None):
-        """Set a cache level, which is accepted for compatibility and ignored.
+        """Accept a cache level for compatibility; it has no effect.
 
         Every worker keeps its rows in a memory-mapped file.
 
@@ -175,7 +175,7 @@ class ClassifierParams(HasThreshold):
 
 
 def optimizer_of(method: Any, lr: float) -> Any:
-    """Return the ``optimizer=`` of ``Estimator.from_torch`` for a stage's optimizer method.
+    """Convert a stage's optimizer to the ``optimizer=`` argument of ``Estimator.from_torch``.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def optimizer_of(method: Any, lr: float) -> Any:
 
 
 class Summary:
-    """Destination of the recorded metrics of a fit, which can be read after it.
+    """Base class of summaries, which record metrics of a fit and make them readable.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ class Summary:
 
 
 class TrainSummary(Summary):
-    """``Loss``, ``LearningRate`` and ``Throughput`` of every step.
+    """Summary of ``Loss``, ``LearningRate`` and ``Throughput`` of every training step.
 
     Examples
     --------
@@ -278,7 +278,7 @@ class TrainSummary(Summary):
 
 
 class ValidationSummary(Summary):
-    """Loss and metrics of every validation, by name.
+    """Summary of the loss and metrics of every validation, by name.
 
     Examples
     --------
@@ -301,12 +301,12 @@ class ValidationSummary(Summary):
 
 
 def _option(name: str) -> Any:
-    """Return a getter of an option; it returns None if the option is not set."""
+    """Return a getter method of an option, which returns None if the option is not set."""
     return lambda self: self._options.get(name)
 
 
 class PreprocessedModel(nn.Module):
-    """A model with a preprocessing of its input column.
+    """A model that first preprocesses its input column.
 
     Parameters
     ----------
@@ -337,7 +337,7 @@ class PreprocessedLabels(Callback):
 
 
 class ClassHead(nn.Module):
-    """Conversion of a classifier's outputs to the predicted class.
+    """Module that converts a classifier's outputs to the predicted class.
 
     A single output is the probability of the second class (or its logit); several are class scores.
 
@@ -384,7 +384,7 @@ _trusts = contextvars.ContextVar("trusts", default=False)
 
 @contextlib.contextmanager
 def trusted_loading() -> Iterator[None]:
-    """Return a context in which saved stages are loaded without a trust check.
+    """Return a context manager that disables the trust check for loading saved stages.
 
     Use it with ``PipelineModel.load`` and similar functions without ``trust=``. Loading a saved
     model runs code of the person who saved it.
@@ -411,7 +411,7 @@ def trusted_loading() -> Iterator[None]:
 
 
 class StageWriter(DefaultParamsWriter):
-    """Writer of a stage: parameters in Spark's format, the rest as a pickle in pieces."""
+    """Writer of a stage: parameters in Spark's format, other content as a pickle in chunks."""
 
     def saveImpl(self, path: str) -> None:
         stage: Any = self.instance
@@ -585,7 +585,7 @@ class NNModel(Model, ModelParams, _Storable):
         return self._predictor[1]
 
     def _head(self) -> tuple | None:
-        """Return the arguments of the model's :class:`ClassHead`, or None without one."""
+        """Return the arguments of the model's :class:`ClassHead`, or None if it has no head."""
         return None
 
     def _saved(self):
@@ -836,7 +836,7 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         )
 
     def _stop_arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``fit`` that determine its end."""
+        """Return the arguments of ``fit`` that determine when training ends."""
         trigger = self.getEndWhen()
         if trigger is None:
             return {"epochs": self.getOrDefault("maxEpoch")}
@@ -848,11 +848,11 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         return {"epochs": limit, "end_trigger": trigger}
 
     def _with_labels(self, dataset):
-        """Return the dataset with labels in the form that the loss expects."""
+        """Return the dataset with labels converted to the class numbers that the loss expects."""
         return dataset
 
     def _clearer_error(self, text: str) -> UsageError | None:
-        """Return a clearer error for an error text, or None."""
+        """Return a clearer error for a training error's text, or None to keep the original."""
 
     def _new_model(self, module) -> NNModel:
         return NNModel(module, self._preprocessing)
@@ -900,7 +900,7 @@ def as_loss(criterion: Any) -> Any:
 
 
 def with_preprocessing(model: Any, preprocessing: Any) -> Any:
-    """Add a preprocessing of the input to a model or model creator."""
+    """Add input preprocessing to a model or model creator."""
     if preprocessing is None:
         return model
     if isinstance(model, nn.Module):

@@ -1,4 +1,4 @@
-"""Optimizers under their BigDL 2.x names, as creators of torch optimizers.
+"""Optimizers under their BigDL 2.x names, as factories of torch optimizers.
 
 In ``Estimator.from_torch(optimizer=Adam(learningrate=1e-3))`` the workers call the instance with
 the model to create the torch optimizer and its learning rate schedule.
@@ -33,12 +33,12 @@ _LARGEST = sys.float_info.max  # default that means "not set" in BigDL
 
 
 class Optimizer:
-    """Base class of creators ``optimizer(model, config)`` with BigDL 2.x parameter names.
+    """Base class of optimizer factories with BigDL 2.x parameters, called as ``f(model, config)``.
 
     Attributes
     ----------
     schedule : Scheduler or None
-        Creator of the learning rate scheduler.
+        Factory of the learning rate scheduler.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class Optimizer:
         return cls(model.parameters(), lr=self.learningrate, **self.options)
 
     def get_optimizer(self) -> Optimizer:
-        """Return the creator itself (BigDL 2.x returned a JVM object)."""
+        """Return this object itself (BigDL 2.x returned a JVM object)."""
         return self
 
 
@@ -148,7 +148,7 @@ class SGD(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """Adagrad.
+    """Adagrad optimizer.
 
     Examples
     --------
@@ -207,7 +207,7 @@ class LBFGS(Optimizer):
 
 
 class Adadelta(Optimizer):
-    """Adadelta, which needs no learning rate.
+    """Adadelta optimizer, which needs no learning rate.
 
     Examples
     --------
@@ -222,7 +222,7 @@ class Adadelta(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam.
+    """Adam optimizer.
 
     Examples
     --------
@@ -241,7 +241,7 @@ class Adam(Optimizer):
 
 
 class ParallelAdam(Adam):
-    """Adam; `parallel_num` is accepted for compatibility and ignored.
+    """Adam optimizer; `parallel_num` is accepted for compatibility and ignored.
 
     Examples
     --------
@@ -264,7 +264,7 @@ class ParallelAdam(Adam):
 
 
 class Ftrl(Optimizer):
-    """FTRL-proximal (follow the regularized leader).
+    """FTRL-proximal optimizer (follow the regularized leader).
 
     Examples
     --------
@@ -296,7 +296,7 @@ class Ftrl(Optimizer):
 
 
 class Adamax(Optimizer):
-    """Adamax: Adam with the infinity norm.
+    """Adamax optimizer: Adam with the infinity norm.
 
     Examples
     --------
@@ -311,7 +311,7 @@ class Adamax(Optimizer):
 
 
 class RMSprop(Optimizer):
-    """RMSprop.
+    """RMSprop optimizer.
 
     Examples
     --------

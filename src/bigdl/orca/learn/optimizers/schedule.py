@@ -1,4 +1,4 @@
-"""Learning rate schedules of BigDL 2.x, as creators of torch schedulers.
+"""Learning rate schedules of BigDL 2.x, as factories of torch schedulers.
 
 ``n`` is the number of the update, from 0, and ``lr`` is the optimizer's initial rate. Pass a
 schedule as ``learningrate_schedule`` of an optimizer or as ``scheduler_creator`` of an Estimator.
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Scheduler(ABC):
-    """Base class of creators ``scheduler(optimizer, config)``.
+    """Base class of scheduler factories, called as ``scheduler(optimizer, config)``.
 
     Examples
     --------
@@ -49,7 +49,7 @@ class Scheduler(ABC):
         """Return the learning rate of update `n`."""
 
     def get_scheduler(self) -> Scheduler:
-        """Return the creator itself (BigDL 2.x returned a JVM object)."""
+        """Return this object itself (BigDL 2.x returned a JVM object)."""
         return self
 
 
@@ -128,7 +128,7 @@ class Step(Scheduler):
 
 
 class MultiStep(Scheduler):
-    """Multi-step decay: ``lr * gamma ** k`` after `k` of the update numbers in `step_sizes`.
+    """Multi-step decay: ``lr * gamma ** k``, where `k` counts the `step_sizes` up to update `n`.
 
     Examples
     --------
@@ -169,7 +169,7 @@ class Warmup(Scheduler):
 
 
 class Plateau(Scheduler):
-    """Reduction of the rate by `factor` after `patience` epochs without improvement.
+    """Reduction of the learning rate by `factor` after `patience` epochs without improvement.
 
     Parameters
     ----------

@@ -1,10 +1,10 @@
-"""Torch scheduler that computes the rate from the number of updates."""
+"""Torch scheduler that computes the learning rate from the number of updates."""
 
 from torch.optim.lr_scheduler import LRScheduler
 
 
 class ByFormula(LRScheduler):
-    """A scheduler that sets the rate of update n to ``rate(initial rate, n)``.
+    """A scheduler that sets the learning rate of update n to ``rate(initial rate, n)``.
 
     Parameters
     ----------

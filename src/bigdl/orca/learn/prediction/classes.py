@@ -143,7 +143,7 @@ class ShippedClassifier:
         return self.shipped.owner
 
     def in_task(self, threads: int) -> Callable[[], contextlib.AbstractContextManager[LoadedModel]]:
-        """Return a picklable function as :meth:`ShippedModel.in_task` does."""
+        """Return a picklable function that loads the model in a task, as ShippedModel does."""
         return functools.partial(_in_task, self.shipped.in_task(threads), self.scores, self.output)
 
     def load(self) -> LoadedModel:

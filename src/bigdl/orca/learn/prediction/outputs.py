@@ -87,7 +87,7 @@ class OutputSpec:
 
 
 def nested_sql(dtype: str, ndim: int) -> str:
-    """Return the SQL type of cells with `ndim` dimensions."""
+    """Return the SQL type of a cell with `ndim` dimensions."""
     return "array<" * ndim + _TYPES[dtype][1] + ">" * ndim
 
 
@@ -383,7 +383,7 @@ class OutputColumns:
         return made[0] if len(made) == 1 else pa.StructArray.from_arrays(made, names=self.names)
 
     def of_value(self, value: Any) -> list:
-        """Split a :meth:`sql_value` column into the columns of :meth:`schema`."""
+        """Split a column that :meth:`sql_value` returned into the columns of :meth:`schema`."""
         from pyspark.sql import functions as F
 
         chosen = self.chosen
@@ -497,7 +497,7 @@ def _joined(arrays, rows, column):
 
 
 def rows_without_null(columns: Sequence[pa.Array], are_whole: Sequence[bool]) -> np.ndarray | None:
-    """Return a mask of the rows without nulls at any depth, or None if no row has one.
+    """Return a mask of the rows without nulls at any depth, or None if no row has a null.
 
     Parameters
     ----------

@@ -231,7 +231,7 @@ def _outputs(model, specs, frame, known) -> list[OutputSpec]:
 
 
 def _first_row(specs, frame):
-    """Return the first row without nulls, twice, as an Arrow batch, or None."""
+    """Return an Arrow batch of the first row without nulls, repeated once, or None."""
     from pyspark.sql import functions as F
 
     whole = frame
@@ -250,12 +250,12 @@ def _first_row(specs, frame):
 
 
 def _rows_without_null(specs, columns) -> np.ndarray | None:
-    """Return a mask of the converted rows without nulls, or None if no row has one."""
+    """Return a mask of the converted rows without nulls, or None if no row has a null."""
     return rows_without_null(columns, [np.dtype(spec.dtype).kind == "i" for spec in specs])
 
 
 def _input_type(spec, metadata) -> list | None:
-    """Return the input type of a column by its schema, in the form of ``BatchSource.types``.
+    """Infer a column's input type from its schema, in the format of ``BatchSource.types``.
 
     Spark ML's transformers store the size of a vector in the column's metadata.
     """
@@ -280,7 +280,7 @@ def _dummy_batch(specs, known):
 
 
 def decode_columns(specs, columns) -> list:
-    """Decode Arrow columns, or those of a record batch, to arrays or dicts of arrays."""
+    """Decode a record batch, or a list of Arrow columns, to arrays or dicts of arrays."""
     decoded = []
     for spec, column in zip(specs, getattr(columns, "columns", columns), strict=True):
         leaves = decode(spec, column)
@@ -355,7 +355,7 @@ def predict_columns(
     batch_size: int,
     known: Sequence[OutputSpec],
 ) -> list[np.ndarray]:
-    """Predict the rows of Arrow columns; return one array per output, or none without rows."""
+    """Predict the rows of Arrow columns; return one array per output, or ``[]`` for zero rows."""
 
     def take(start, count):
         return decode_columns(specs, [column.slice(start, count) for column in columns])
@@ -454,7 +454,7 @@ def columns_as_trained(
 
 
 def in_dtype(values: np.ndarray, dtype: str | None, floats: str, name: str) -> np.ndarray:
-    """Convert values to the model's input dtype; floats become `floats` if it is unknown.
+    """Convert values to the model's input dtype; if `dtype` is None, convert floats to `floats`.
 
     Raises
     ------
@@ -486,7 +486,7 @@ def in_dtype(values: np.ndarray, dtype: str | None, floats: str, name: str) -> n
 
 
 def _outputs_without_rows(model: LoadedModel, columns: list[Column], known: list | None) -> list:
-    """Return empty outputs, inferred from two dummy rows; none if the model rejects zeros."""
+    """Infer empty outputs from two dummy rows; return ``[]`` if the model rejects zeros."""
     arrays = [(n, k, np.zeros((2, *v.shape[1:]), v.dtype)) for n, k, v in columns]
     dummies = [take_rows(arrays, slice(None))]
     if known is not None and all(known) and len(known) == len(dummies[0]):
@@ -534,7 +534,7 @@ def leaf_types(columns: Sequence[Any]) -> list[list]:
 
 
 def take_rows(columns: list, index) -> list:
-    """Return the model inputs for some rows of the columns that ``columns_of`` returned."""
+    """Select rows of the columns that ``columns_of`` returned, as a list of model inputs."""
     batch: dict[str, Any] = {}
     for name, key, values in columns:
         part = np.ascontiguousarray(values[index])

@@ -1,4 +1,4 @@
-"""A sample of a few hundred input rows, in the form that the model takes.
+"""A sample of a few hundred input rows, as model inputs.
 
 Sampling runs no full job: it reads the first partition of a DataFrame or XShards, and more only if
 that has too few rows. Within a partition, the rows are spread evenly over its first batch or shard.
@@ -58,11 +58,11 @@ class Sample:
 
     @property
     def leaves(self) -> list[list]:
-        """Types of the columns, as ``[key, dtype, shape]`` in the form of ``BatchSource.types``."""
+        """Types of the columns as ``[key, dtype, shape]``, the format of ``BatchSource.types``."""
         return leaf_types(self.columns)
 
     def first(self, rows: int) -> list:
-        """Return `rows` rows in the form that the model takes, repeating rows if necessary."""
+        """Return the first `rows` rows as model inputs, repeating rows if necessary."""
         index = np.resize(np.arange(self.rows), rows)
         taken = ({key: array[index] for key, array in c.items()} for c in self.columns)
         return [column.get(None, column) for column in taken]
@@ -109,7 +109,7 @@ class Sampler:
     rows: int = SAMPLE_ROWS
 
     def take_from_frame(self, frame: DataFrame, partitions: int) -> list:
-        """Return the columns of some rows of each of the first partitions of a DataFrame."""
+        """Sample the first partitions of a DataFrame; return a list of columns per partition."""
         import pyarrow as pa
 
         names, known = self.options.feature_cols, self.options.inputs
@@ -122,7 +122,7 @@ class Sampler:
         return [decode_columns(specs, columns) for columns, rows, _ in batches if rows]
 
     def take_from_shards(self, partition: Iterable) -> Iterator:
-        """Yield rows of a partition's first non-empty shard, or the error of its data."""
+        """Yield sampled rows of a partition's first non-empty shard, or the error it raises."""
         names, config, known = self.options.feature_cols, self.options.config, self.options.inputs
         for shard in partition:
             try:
@@ -165,7 +165,7 @@ class Sampler:
 
 
 def _pack(batches):
-    """Serialize rows of a partition's first non-empty Arrow batch as one message."""
+    """Serialize sampled rows of a partition's first non-empty Arrow batch as one IPC stream."""
     import pyarrow as pa
 
     for batch in batches:
@@ -180,6 +180,6 @@ def _pack(batches):
 
 
 def _spread(rows: int, size: int) -> np.ndarray:
-    """Return evenly spaced row indices, as many as a sample may have; `size` is in bytes."""
+    """Return evenly spaced indices of the rows to sample; `size` is the bytes of all rows."""
     count = min(rows, SAMPLE_ROWS, max(1, _SAMPLE_BYTES * rows // max(size, 1)))
     return np.linspace(0, rows - 1, count).astype(np.int64)

@@ -50,7 +50,7 @@ def _dtypes_of(value: Any) -> tuple:
 
 
 def _in_dtypes(value: Any, dtypes: Sequence[Any]) -> Any:
-    """Cast the tensors of a nested value to `dtypes`; return it unchanged if these are empty."""
+    """Cast the tensors of a nested value to `dtypes`; return it unchanged if `dtypes` is empty."""
     if not dtypes or _dtypes_of(value) == tuple(dtypes):
         return value
     leaves, structure = flatten(value)
@@ -106,7 +106,7 @@ class AcceleratedSnapshot:
     trust: bool = True
 
     def load_on(self, device: torch.device | None) -> LoadedTorchModel:
-        """Load the accelerated model on the CPU, whatever the device."""
+        """Load the accelerated model on the CPU; `device` is ignored."""
         from bigdl.nano.pytorch import InferenceOptimizer
 
         cpu = torch.device("cpu")
@@ -197,7 +197,7 @@ class Acceleration:
 
 
 def _directory_of(accelerate: Any) -> Path | None:
-    """Return the directory, or None if `accelerate` is a method name."""
+    """Return `accelerate` as a directory path, or None if it is a method name."""
     from bigdl.nano.pytorch.inference.methods import METHODS
 
     names = ["auto", *METHODS]
@@ -219,7 +219,7 @@ def _directory_of(accelerate: Any) -> Path | None:
 def _accelerated_files(
     method: str, model, batches, compared, expected, threads
 ) -> dict[str, bytes] | None:
-    """Return the files of the accelerated model, or None if it is the original model."""
+    """Return the accelerated model's files, or None if no method is faster than the original."""
     if method == "auto":
         accelerated = _fastest(model, batches, compared, expected, threads)
     else:
@@ -261,7 +261,7 @@ def _outputs(model, batches) -> list:
 
 
 def _check(accelerate, outputs, expected) -> None:
-    """Raise an error for outputs of other shapes; warn if their relative error is large."""
+    """Raise an error if the outputs' shapes differ; warn if their relative error is large."""
     if [each.shape for each in outputs] != [each.shape for each in expected]:
         actual, wanted = (
             ", ".join(str(each.shape) for each in arrays[:4]) for arrays in (outputs, expected)

@@ -603,7 +603,7 @@ Ray also RayXShards or a ray.data.Dataset
         local: int,
         min_workers: int | None,
     ) -> int:
-        """Return the number of virtual shards (0 without ``exact="bits"``) after checks."""
+        """Check the arguments of ``exact=``; return the number of virtual shards, 0 if unused."""
         if exact is None:
             return 0
         if exact != "bits":
@@ -631,7 +631,7 @@ Ray also RayXShards or a ray.data.Dataset
         return count
 
     def _progress_form(self, callbacks: Sequence[Any]) -> str:
-        """Return the form in which the driver displays the progress of a fit."""
+        """Return the format of the progress display on the driver, such as ``"bar"``."""
         if self._use_tqdm or any(isinstance(c, TqdmCallback) for c in callbacks):
             return "bar"
         level = (
@@ -965,7 +965,7 @@ RayXShards or a ray.data.Dataset
         return path
 
     def load(self, path: str | None = None, *, trust: bool = False, **old) -> None:
-        """Load a file of :meth:`save` or :meth:`save_checkpoint`, or a checkpoint folder.
+        """Load a file that :meth:`save` or :meth:`save_checkpoint` wrote, or a checkpoint folder.
 
         Parameters
         ----------
@@ -1009,7 +1009,7 @@ RayXShards or a ray.data.Dataset
         )
 
     def load_checkpoint(self, path: str | None = None, **old) -> None:
-        """Load a file of :meth:`save_checkpoint`, or a checkpoint folder in ``model_dir``."""
+        """Load a file that :meth:`save_checkpoint` wrote, or a checkpoint folder."""
         self.load(resolve_path(self.load_checkpoint, old, "model_path", path))
 
     def load_orca_checkpoint(
@@ -1039,7 +1039,7 @@ RayXShards or a ray.data.Dataset
 
     @property
     def _trained_parts(self) -> ModelParts:
-        """Model components with the LightningModule entries of the latest state."""
+        """Model components, including what the LightningModule last added to a checkpoint."""
         snapshot = self._training.snapshot
         extras = None if snapshot is None else snapshot.files.get(EXTRAS)
         return self._parts if extras is None else dataclasses.replace(self._parts, extras=extras)
@@ -1057,7 +1057,7 @@ RayXShards or a ray.data.Dataset
     # -- gradients -----------------------------------------------------------------------------
 
     def set_constant_gradient_clipping(self, min: float, max: float) -> None:
-        """Clip every element of the batch's gradient to a range, from the next fit."""
+        """Clip every element of the batch's gradient to a range, starting with the next fit."""
         low, high = check_number("min", min), check_number("max", max)
         if low > high:
             raise UsageError(
@@ -1068,7 +1068,7 @@ RayXShards or a ray.data.Dataset
         self._clipping = dataclasses.replace(self._clipping, minimum=low, maximum=high)
 
     def set_l2_norm_gradient_clipping(self, clip_norm: float) -> None:
-        """Clip the L2 norm of the batch's gradient over all weights, from the next fit."""
+        """Clip the L2 norm of the batch's gradient over all weights, starting with the next fit."""
         norm = check_number("clip_norm", clip_norm, above=0)
         self._clipping = dataclasses.replace(self._clipping, norm=norm)
 
@@ -1192,7 +1192,7 @@ def _named_metrics(metrics) -> tuple[list, list[str]]:
 
 
 def _check_steps(batches, local_steps, callbacks) -> tuple[int, int]:
-    """Check ``accumulate_grad_batches`` and ``local_steps``, also against a custom backward."""
+    """Check ``accumulate_grad_batches`` and ``local_steps``; both exclude a custom backward."""
     batches = check_positive("accumulate_grad_batches", batches)
     local_steps = check_positive("local_steps", local_steps)
     if batches > 1 and local_steps > 1:

@@ -1,4 +1,4 @@
-"""The runner that callbacks see, and the evaluation of a worker's rows.
+"""The runner that callbacks receive, and the evaluation of a worker's rows.
 
 Loss and metrics are merged exactly across workers.
 """
@@ -58,7 +58,7 @@ from bigdl.training.state import (
 
 
 class TorchRunner:
-    """State of a worker's fit or evaluation, as callbacks and operators see it.
+    """State of a worker's fit or evaluation, which callbacks receive as ``runner``.
 
     Attributes
     ----------
@@ -417,7 +417,7 @@ def evaluate_collectively(
 
 
 def _settle_losses(parts: Sequence[list], forward_pass: ForwardPass) -> str | None:
-    """Set the loss sums of all workers in the reduction that their probes agree on.
+    """Select each worker's loss sums by the loss reduction that all workers agree on.
 
     Returns
     -------
@@ -534,7 +534,7 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _L
 
 
 def _merge_metrics(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
-    """Return the merged metrics of several workers; `measures` only compute the values."""
+    """Merge the metrics of several workers; `measures` compute values from the merged states."""
     sums, logs, states = zip(*workers, strict=True)
     total = EpochSums.total(sums)
     out: dict[str, Any] = {"num_samples": int(total.rows)}
@@ -548,7 +548,7 @@ def _merge_metrics(workers, measures: Mapping[str, Any], with_loss: bool) -> dic
 
 
 def _profile(times: Sequence[tuple[EpochSums, dict]]) -> dict[str, float]:
-    """Return mean seconds over workers, from their sums and timers."""
+    """Return mean durations in seconds over workers, from their sums and timers."""
     total = EpochSums.total(sums for sums, _ in times)
     return {
         "mean_validation_s": total.epoch_s / len(times),

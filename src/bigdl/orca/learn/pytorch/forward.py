@@ -413,7 +413,7 @@ class ForwardPass(ABC):
         return None
 
     def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
-        """Return the divisor of this worker's part of a batch in the mean loss."""
+        """Return the divisor of the mean loss over this worker's rows of a batch."""
         return self.loss_weights.of(loss, output, target, rows)
 
     def probe_loss(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
@@ -494,7 +494,7 @@ class ForwardPass(ABC):
 
     @contextlib.contextmanager
     def validation(self) -> Iterator[None]:
-        """Return a context in which the model is in evaluation mode."""
+        """Return a context manager that puts the model in evaluation mode."""
         training = self.model.training
         self.model.eval()
         yield
@@ -558,7 +558,7 @@ class PlainForward(ForwardPass):
             return probe(loss_of, rows)
 
     def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
-        """Return the divisor of this worker's part of a batch in the mean loss.
+        """Return the divisor of the mean loss over this worker's rows of a batch.
 
         This is the number of rows, unless classes have weights, labels are ignored, or the divisor
         is read from the autograd graph of a loss that is not torch's.
@@ -747,7 +747,7 @@ def _known_reduction(criterion: Any) -> str:
 
 
 def loss_warning(name: str, reason: str) -> str:
-    """Return the warning for a loss whose parts cannot be weighted exactly."""
+    """Return the warning for a loss that is neither a mean nor a sum over the rows of a batch."""
     return (
         f"{name} is neither a mean nor a sum over the rows of a batch: {reason}. Therefore workers "
         "(and accumulated batches) do not give the result of one process with the whole batch; "
@@ -865,7 +865,7 @@ class WeightedForward(PlainForward):
     _has_even_mean = False  # whether all elements are known to have equal weights
 
     def _counts_of_custom_loss(self, output, targets, losses):
-        """Return the element weights of a loss that is not torch's, from its mean."""
+        """Infer the weights of a custom loss's elements from the mean that the loss returns."""
         if self._has_even_mean:
             return torch.ones_like(losses)
         with torch.enable_grad():

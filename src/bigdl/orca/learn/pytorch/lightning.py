@@ -103,7 +103,7 @@ _UNUSED = {
 
 
 def unused_hooks(model: Any, verb: str) -> str | None:
-    """Return a warning that names the hooks that prediction or evaluation drops, or None.
+    """Return a warning that names the hooks that prediction or evaluation does not call, or None.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ class _NoLogger:
 
 
 class _Loader:
-    """Training data as ``self.trainer.train_dataloader``, with the number of batches as length."""
+    """Training data as ``self.trainer.train_dataloader``; its length is the number of batches."""
 
     def __init__(self, trainer: WorkerTrainer):
         self._trainer = trainer
@@ -271,7 +271,7 @@ class _Strategy:
         return next((p.device for p in self._trainer.model.parameters()), torch.device("cpu"))
 
     def barrier(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the workers are synchronized by each step."""
+        """Do nothing, since every step synchronizes the workers."""
 
     def all_gather(self, tensor: Any, *_: Any, **__: Any) -> Any:
         return self._single_process("all_gather", tensor)
@@ -561,7 +561,7 @@ class ModuleMetrics:
 
     @contextlib.contextmanager
     def merged(self, sync: GradientSync) -> Iterator[None]:
-        """Return a context in which the metrics have the merged states; a collective.
+        """Return a context manager that sets the merged states of the metrics; a collective call.
 
         A metric that is reset inside the context stays reset.
         """
@@ -803,7 +803,7 @@ class LightningForward(ForwardPass):
         return self.call_hook(step, _as_lightning_batch(batch), *([index] if takes_index else []))
 
     def prepare_batch(self, batch: Any, rows: int) -> Any:
-        """Prepare for a batch without optimizer step and return the transferred batch."""
+        """Switch the trainer to training and return the transferred batch, skipping batch hooks."""
         self.begin_training()
         self.rows = rows
         return self._transfer(batch)
@@ -850,13 +850,13 @@ class LightningForward(ForwardPass):
             trainer.training, trainer.validating, self.rows = was_training, False, rows
 
     def end_validation(self, sync: GradientSync) -> dict:
-        """Return the values logged in an evaluation on this worker; may be a collective."""
+        """Return the values logged in an evaluation on this worker; may be a collective call."""
         log = self._end(sync, is_training=False)
         self.call_hook("on_validation_end")
         return log
 
     def end_epoch(self, sync: GradientSync, entry: dict) -> tuple[dict, bool]:
-        """Return the values logged in a training epoch; a collective.
+        """Return the values logged in a training epoch; a collective call.
 
         Parameters
         ----------
@@ -1019,7 +1019,7 @@ class LightningForward(ForwardPass):
         return bool(on[0]), bool(on[1])
 
     def _log_metric(self, name, metric, on, is_training):
-        """Record a logged torchmetrics object; return its step value if it is logged on steps."""
+        """Record a logged torchmetrics object; return its batch value if it is logged per step."""
         if isinstance(metric, Mapping) or hasattr(metric, "keys"):
             raise UsageError(
                 f"self.log({name!r}) got a {type(metric).__name__}; use self.log_dict",
@@ -1056,7 +1056,7 @@ _NO_LOG = (
 
 
 def _merge_logs(logs: Sequence[Mapping[str, dict]]) -> dict[str, dict]:
-    """Merge the logged values of several workers into those of one worker."""
+    """Merge the logged values of several workers, as if one worker had logged all of them."""
     out: dict[str, dict] = {}
     for log in logs:
         for name, kept in log.items():

@@ -81,7 +81,7 @@ from bigdl.training.state import (
 
 @dataclass(frozen=True)
 class Clipping:
-    """Clipping limits for the gradients of the whole batch, so that N workers equal one.
+    """Limits for clipping the whole batch's gradients, independent of the number of workers.
 
     Attributes
     ----------
@@ -191,7 +191,7 @@ class LocalSteps:
         self._means: list[torch.nn.Parameter] = []  # share the memory of the averaged tensors
 
     def count(self, parameters: Sequence[torch.nn.Parameter], *, is_last: bool) -> bool:
-        """Count a step; average if it is due, and return whether all ranks have equal weights."""
+        """Count a step and average weights if due; return True if all ranks have equal weights."""
         self._made += 1
         if self._made < self.steps and not is_last:
             return False
@@ -329,7 +329,7 @@ class OptimizerStep:
         return self._batches >= self._accumulate
 
     def step(self, *, is_last: bool) -> bool:
-        """All-reduce and clip the gradients, and update the weights; a collective.
+        """All-reduce and clip the gradients, and update the weights; a collective call.
 
         Parameters
         ----------
@@ -379,7 +379,7 @@ class OptimizerStep:
 
     @contextlib.contextmanager
     def user_backward(self, counted: float, total: float) -> Iterator[None]:
-        """Return a context in which user code calls ``backward`` and steps the optimizer.
+        """Return a context manager for user code that calls ``backward`` and steps the optimizer.
 
         At the end of every backward pass the gradients are all-reduced to those of the whole batch,
         and every step of the optimizer clips them first.
@@ -503,7 +503,7 @@ class TorchHooks(Hooks):
             self.module.call_hook("on_train_epoch_start")
 
     def validate(self, entry: dict, evaluate: Callable[[], dict]) -> None:
-        """Run an evaluation between its hooks and add its metrics to the epoch's entry."""
+        """Run an evaluation and its callback hooks; add the metrics to the epoch's entry."""
         runner = self.runner
         runner.call("before_val_epoch")
         evaluation = evaluate()
@@ -597,7 +597,7 @@ class TorchRows:
         self._rank, self.order, self._is_open = worker.rank, None, False
 
     def one_row(self) -> Any:
-        """Return a batch of one row; zeros if the column types are known."""
+        """Return a batch of one row, filled with zeros if the column types are known."""
         types = self.data.types or (None if self.data.rows else self.types)
         if types is None:
             if not self.data.rows:
@@ -811,7 +811,7 @@ class TorchStep(WorkerStep):
             )
 
     def _backward(self, counted, total) -> tuple[bool, bool]:
-        """Compute gradients and, if an update is due, new weights; a collective.
+        """Compute gradients and, if an update is due, new weights; a collective call.
 
         Returns
         -------
@@ -855,7 +855,7 @@ class TorchStep(WorkerStep):
         return f"{where}, but its rows have none; try a smaller learning rate or gradient clipping"
 
     def _loss_divisors(self, rows, batch_rows) -> tuple[float, float]:
-        """Return the divisors of the loss on this rank and on all ranks; may be a collective."""
+        """Return the divisors of the local and the global loss; may be a collective call."""
         weights, runner = self.forward_pass.loss_weights, self.runner
         if not weights.is_known and weights.is_due():
             self._probe_loss(rows)
@@ -869,7 +869,7 @@ class TorchStep(WorkerStep):
         return counted, sum(row[0] for row in self.context.sync.all_gather([counted]))
 
     def _probe_loss(self, rows: int) -> None:
-        """Detect the reduction of the loss with this batch; a collective."""
+        """Detect the reduction of the loss with this batch; a collective call."""
         weights, result, runner = self.forward_pass.loss_weights, ProbeResult(), self.runner
         if rows and runner.loss is not None:
             batch = runner.batch, runner.output, runner.target, rows, runner.loss
@@ -881,7 +881,7 @@ class TorchStep(WorkerStep):
             self._warn_about_loss()
 
     def _warn_about_loss(self) -> None:
-        """Warn once that the loss of a batch's parts cannot be weighted exactly."""
+        """Warn once if the loss is neither a mean nor a sum over the rows of a batch."""
         reason, is_alone = self.forward_pass.loss_weights.reason, self.context.sync.world_size == 1
         if reason and not (is_alone and self.context.settings.accumulate == 1):
             self.context.warn(loss_warning(self.forward_pass.loss_name, reason), "loss")

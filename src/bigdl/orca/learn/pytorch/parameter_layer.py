@@ -108,7 +108,7 @@ class TorchParameterLayerOptimizer:
 
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
-    """Return the parameters of an optimizer in the order of the flat vector."""
+    """Return the parameters of an optimizer in their order in the flat weight vector."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
@@ -200,7 +200,7 @@ class TorchReplica(ParameterLayerReplica):
         return gradients, counted, record
 
     def _loss_divisor(self, batch, output, target, rows, loss) -> tuple[float, dict]:
-        """Return the divisor of the loss, and a note for the driver."""
+        """Return the divisor of the loss, and a dict with a warning for the driver, if any."""
         weights, forward_pass = self._weights, self._forward_pass
         if not weights.is_known and weights.is_due():
             result = forward_pass.probe_loss(batch, output, target, rows, loss)

@@ -134,7 +134,7 @@ class BuiltParts:
         return {name: type(part).__name__ for name, part in parts.items() if part is not None}
 
     def _check_classes(self, files: dict[str, bytes]) -> None:
-        """Raise an error if the checkpoint's optimizer or scheduler has another class."""
+        """Raise an error if the optimizer's or scheduler's class differs from the checkpoint's."""
         built, saved = self._classes(), json.loads(files.get(CLASSES, b"{}"))
         is_whole = "optimizer.pt" in files and "optimizer" in built and "optimizer" in saved
         if is_whole and ("scheduler" in built) != ("scheduler" in saved):
@@ -355,7 +355,7 @@ class ModelParts:
     def build(
         self, *, training: bool, placement: TablePlacement | None = None, is_early: bool = False
     ) -> BuiltParts:
-        """Build all components in a worker, using its unpickled copies of instances.
+        """Build all components in a worker, using an unpickled model instance without copying it.
 
         Parameters
         ----------

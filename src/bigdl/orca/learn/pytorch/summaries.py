@@ -32,7 +32,7 @@ class StepSummary(Records):
     def add_batch(
         self, runner: TorchRunner, parts: tuple[float, float], batch_rows: int, seconds: float
     ) -> None:
-        """Add a batch; all-gather the sums if it ended in an update."""
+        """Add a batch; all-gather the sums if the batch completed an update."""
         self._loss += parts[0]
         self._counted += parts[1]
         self._samples += batch_rows
@@ -49,7 +49,7 @@ class StepSummary(Records):
 
 
 def validation_summary(history: list[dict], tag: str | None) -> list | dict[str, list]:
-    """Return ``[step, value, time]`` rows of one validation metric, or of all by name.
+    """Return ``[step, value, time]`` rows of one validation metric, or a dict of all metrics.
 
     Parameters
     ----------

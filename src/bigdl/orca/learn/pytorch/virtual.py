@@ -1,4 +1,4 @@
-"""PyTorch fit with equal bits for any number of workers: ``fit(..., exact="bits")``.
+"""PyTorch fit with bit-identical results on any number of workers: ``fit(..., exact="bits")``.
 
 Each worker has a block of the virtual shards of :mod:`bigdl.training.virtual_shards`. In a step it
 computes the gradient of each shard's rows as a micro-batch, with one thread and with the shard's
@@ -100,7 +100,7 @@ class VirtualRows(TorchRows):
         ]
 
     def left(self) -> None:
-        """Return None: a resumed fit has the same shards, whatever the workers."""
+        """Return None, since a resumed fit has the same shards for any number of workers."""
         return None
 
 
@@ -138,7 +138,7 @@ class ShardBuffers(RunningState):
 
     @contextlib.contextmanager
     def of_shard(self, number: int) -> Iterator[None]:
-        """Return a context in which the model has a shard's buffers, and keep their changes."""
+        """Return a context manager that sets the buffers of a shard and keeps their changes."""
         if not self._merged:
             yield
             return
@@ -225,7 +225,7 @@ class TreeStep(OptimizerStep):
         self._tree.add(gradients)
 
     def update(self, total: float) -> None:
-        """All-reduce the gradients and update the weights; a collective.
+        """All-reduce the gradients and update the weights; a collective call.
 
         Parameters
         ----------
@@ -397,7 +397,7 @@ class VirtualStep(TorchStep):
         return True
 
     def _settle_reduction(self, results: Sequence[ProbeResult]) -> None:
-        """Set the loss reduction that the probes of all shards agree on; a collective."""
+        """Set the loss reduction that was detected on all shards; a collective call."""
         weights = self.forward_pass.loss_weights
         codes = self.context.sync.all_gather([each.code for each in results])
         reason = next((each.reason for each in results if each.reason), "")
@@ -413,7 +413,7 @@ class VirtualFit(TorchFit):
     step_class = VirtualStep
 
     def _check(self, context: FitContext, built: BuiltParts) -> None:
-        """Raise an error for models, devices and callbacks that depend on the workers."""
+        """Raise an error for a model, device or callback that ``exact="bits"`` does not support."""
         reason = ""
         if self.runner.device.type != "cpu":
             reason = 'a GPU (set CUDA_VISIBLE_DEVICES="" to train on CPUs)'

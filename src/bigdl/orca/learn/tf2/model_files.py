@@ -120,7 +120,7 @@ class KerasFiles(TrainingEstimator):
         return model
 
     def _known_inputs(self, sample_input=None) -> dict:
-        """Return the known input types and example, for a checkpoint's manifest."""
+        """Return the known input types or an example row, for a checkpoint's manifest."""
         snapshot = self._training.snapshot
         known = {} if snapshot is None else snapshot.manifest
         inputs = {name: known[name] for name in _INPUT_KEYS if known.get(name) is not None}
@@ -369,7 +369,7 @@ class KerasFiles(TrainingEstimator):
         write_bytes(path, dumps(state))
 
     def load_checkpoint(self, path: str, *, sample_input: Any = None) -> None:
-        """Load a file of :meth:`save_checkpoint`, or a checkpoint folder in ``model_dir``.
+        """Load a file that :meth:`save_checkpoint` wrote, or a checkpoint folder in ``model_dir``.
 
         Parameters
         ----------
@@ -417,7 +417,7 @@ def _read_state(path: str) -> Checkpoint:
 
 
 def _written_bytes(name: str, write: Callable[[Path], Any]) -> bytes:
-    """Return the content of the file that a function writes."""
+    """Return the bytes that a function writes to a temporary file."""
     with scratch_folder("model") as folder:
         local = Path(folder, name)
         write(local)
@@ -425,7 +425,7 @@ def _written_bytes(name: str, write: Callable[[Path], Any]) -> bytes:
 
 
 def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> T:
-    """Return the result of a function that reads a file with this content."""
+    """Write the bytes to a temporary file and return the result of a function that reads it."""
     with scratch_folder("model") as folder:
         local = Path(folder, f"model{suffix}")
         local.write_bytes(data)
@@ -438,7 +438,7 @@ def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> 
 
 
 def _build_from_row(model: keras.Model, sample_input: Any, known: dict) -> Any:
-    """Build an unbuilt model by calling it on a known row; return the row or None.
+    """Build an unbuilt model by calling it on an example row; return the row used, if any.
 
     Parameters
     ----------
@@ -604,7 +604,7 @@ def _read_content(path: str, failure: str) -> tuple[bytes, str]:
 
 
 def _is_keras_2_file(data: bytes) -> bool:
-    """Return True for the HDF5 layout of Keras 2, which a whole model always has."""
+    """Return True if an HDF5 file has the layout of Keras 2, which every whole model has."""
     import io
 
     import h5py

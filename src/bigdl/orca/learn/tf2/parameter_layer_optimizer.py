@@ -1,4 +1,4 @@
-"""Keras optimizers for the parameter layer: the driver's, and those that update slices.
+"""Keras optimizers for the parameter layer: one for the driver, others for weight slices.
 
 Torch optimizers differ from those of Keras in details: where epsilon is added, how the velocity is
 scaled, and how weights decay. The optimizers here compute the same as ``apply`` of Keras, in the
@@ -223,7 +223,7 @@ class KerasParameterLayerOptimizer:
         return self._optimizer._use_weight_decay(weight.value if is_inner else weight)
 
     def hyper(self) -> tuple[dict, ...]:
-        """Return the hyperparameters of the next step, with and without weight decay."""
+        """Return the next step's hyperparameters as two dicts, with and without weight decay."""
         optimizer = self._optimizer
         is_averaged = optimizer.use_ema
         both = {

@@ -162,7 +162,7 @@ class KerasParts:
 
 @dataclass(frozen=True)
 class KerasSnapshot:
-    """Keras model as :class:`~bigdl.orca.inference.shipping.ShippedModel` broadcasts it.
+    """Keras model as broadcast by :class:`~bigdl.orca.inference.shipping.ShippedModel`.
 
     Attributes
     ----------

@@ -200,7 +200,7 @@ class ModelCheckpoint(Callback):
         self._write(runner, self.last_checkpoint)
 
     def _kept(self, history) -> set[int]:
-        """Return the epochs whose files exist after the epochs in `history`."""
+        """Return the epochs whose checkpoint files are kept after the epochs in `history`."""
         every = max(self.interval, 1)
         written = [entry for entry in history if entry["epoch"] % every == 0]
         if self.num_to_keep is None or len(written) <= self.num_to_keep:

@@ -93,7 +93,7 @@ class TensorBoardCallback(Callback):
 
 
 def writer_class() -> type:
-    """Return ``torch.utils.tensorboard.SummaryWriter``; raise MissingExtraError without it.
+    """Return ``torch.utils.tensorboard.SummaryWriter``, or raise a MissingExtraError.
 
     Importing TensorFlow takes seconds and prints many lines. Unless the program has imported it, a
     placeholder module ``tensorboard.compat.notf`` keeps tensorboard from importing TensorFlow.
