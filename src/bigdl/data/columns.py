@@ -222,7 +222,7 @@ def _numbers(field: RecordField, array: pa.Array) -> np.ndarray:
 def varying_values(
     field: RecordField, array: pa.Array
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Return the concatenated values of a text, bytes or list column and each row's count.
+    """Return the values of a text, bytes or list column, concatenated, and their count per row.
 
     Returns
     -------

@@ -22,7 +22,7 @@ __all__ = ["TableLoaderCallback"]
 
 
 class TableLoaderCallback(TrainerCallback, ExportableState):
-    """Save a loader's state in ``trainer_state.json`` and restore it on resume.
+    """Callback that saves a loader's state in ``trainer_state.json`` and restores it on resume.
 
     Override the Trainer's ``get_train_dataloader`` to return the loader, and pass
     ``ignore_data_skip=True``. Without it, the Trainer itself skips the batches seen before the

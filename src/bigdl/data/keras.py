@@ -127,7 +127,7 @@ class TableDataset(keras.utils.PyDataset):
 
 
 class _Steps(int):
-    """Number of steps in an epoch that compares as finished early in a resumed epoch.
+    """Steps per epoch, which Keras also regards as reached at the end of a resumed epoch.
 
     Keras reads the number once and compares with it before each step. If the data ends earlier,
     TensorFlow's training function counts an optimizer step that did not happen.

@@ -53,7 +53,7 @@ WEIGHT = "row_weight"
 
 
 class TableLoader:
-    """Loader of a table's rows in batches, each row once per epoch, in one order for any ranks.
+    """Batches of a table's rows, each row once per epoch, in the same order on any number of ranks.
 
     In each step the ranks together read the next ``world_size * batch_size`` rows of one global
     order, rank 0 the first ones. The order depends only on the table, `seed` and the epoch. So
@@ -289,7 +289,7 @@ class TableLoader:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Start this epoch at the next iteration.
+        """Set the epoch for the next iteration.
 
         After :meth:`load_state_dict` with the same epoch, its remaining rows are read.
 
@@ -650,12 +650,12 @@ class _EpochReader:
             self._store = store
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Return the first and last position in the epoch of a step of all ranks."""
+        """Return the start and stop positions in the epoch of the rows of all ranks in a step."""
         start = self._start + step * self._stride
         return start, min(start + self._stride, self._loader.rows)
 
     def prepare(self, first: int, last: int) -> dict[int, Future[RecordStore]]:
-        """Load the windows of some steps and the next window; release earlier windows."""
+        """Load the windows of a range of steps and the next window; release earlier windows."""
         if not isinstance(self._order, WindowOrder) or self._loading is None:
             return {}
         low = self._order.number(self.bounds(first)[0])

@@ -201,7 +201,7 @@ class RecordStore:
         return len(records)
 
     def facts(self) -> dict[str, Any]:
-        """Return the metadata that readers of the files need, JSON-able."""
+        """Return the metadata that readers of the files need, as a JSON-compatible dict."""
         return {"rows": self.rows, "lists": {k: asdict(v) for k, v in self._lists.items()}}
 
     # -- reading -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pyarrow.dataset as ds  # noqa: E402
 
 
 def open_files(urls: Sequence[str]) -> LakeTable:
-    """Open all Parquet files under some paths as one table.
+    """Open all Parquet files at or under the given paths as one table.
 
     Rows keep the order of the paths; within a directory, files are sorted by name. The first path
     determines the schema.

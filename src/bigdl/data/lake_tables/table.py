@@ -209,7 +209,7 @@ class LakeTable:
 
 
 def files_identity(table: str | None, facts: Sequence[tuple]) -> dict[str, Any]:
-    """Return a table's id, a digest of its files and their number.
+    """Return a table's id, a digest of its files and the number of files.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ def _offset_after(whole: RowRange, count: int) -> int:
 
 
 def rows_between(whole: RowRange, first: int, last: int) -> RowRange:
-    """Return rows `first` to before `last` of a range, not counting deleted rows."""
+    """Return the rows from `first` to before `last` of a range, counted without deleted rows."""
     stop = whole.stop if last == whole.rows else _offset_after(whole, last)
     return _between(whole, _offset_after(whole, first) if first else whole.start, stop)
 

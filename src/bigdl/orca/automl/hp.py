@@ -155,7 +155,7 @@ def choice_n(categories: Sequence, min_items: int, max_items: int) -> Subset:
 
 
 def sample_from(func: Callable) -> SampleFrom:
-    """Return a value that is computed from the other values of a configuration.
+    """Return a space whose value is computed from the other values of a configuration.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def sample_from(func: Callable) -> SampleFrom:
 
 
 def grid_search(values: Sequence) -> GridSearch:
-    """Return a grid dimension: each value gets a trial; several grids give all combinations.
+    """Return a grid space: the search tries each value, in all combinations with other grids.
 
     `n_sampling` is the number of repetitions of the whole grid.
 

@@ -42,7 +42,7 @@ def _msle(y, p):
 
 
 def _r2(y, p):
-    """Return R²: 1 for a correctly predicted constant, 0 for a wrongly predicted one."""
+    """Return R²; for constant targets, 1 if the predictions are exact, else 0."""
     residual = np.sum((y - p) ** 2, axis=0)
     total = np.sum((y - np.mean(y, axis=0)) ** 2, axis=0)
     constant = total == 0
@@ -173,7 +173,7 @@ class Evaluator:
 
     @staticmethod
     def get_metric_mode(metric: str) -> str:
-        """Return ``"max"`` or ``"min"``: whether larger or smaller values are better.
+        """Return ``"max"`` if larger values of a metric are better, else ``"min"``.
 
         Raises
         ------

@@ -86,7 +86,7 @@ class Strategy:
         return _SCHEDULERS.get(_lower(self.scheduler)) is _ASHA
 
     def _params(self, epochs: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the scheduler's parameters and their defaults.
+        """Return the scheduler's parameters that the user passed, and their defaults.
 
         Defaults are in epochs, where some of Ray's are in seconds.
         """
@@ -107,7 +107,7 @@ class Strategy:
         return params, defaults
 
     def sampler(self, seed: int, on_ray: bool) -> BaseSampler | None:
-        """Return the Optuna sampler of the search algorithm, or None for a searcher of Ray.
+        """Return the Optuna sampler of the search algorithm, or None if only Ray has the algorithm.
 
         Raises
         ------

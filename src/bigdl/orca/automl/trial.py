@@ -233,7 +233,7 @@ class Builder(ABC):
         """
 
     def knows(self, metric: str) -> tuple[bool, str | None]:
-        """Return whether the model computes a metric of this name itself, and its mode if known."""
+        """Return True if the model computes a metric of this name, and its mode if known."""
         return False, None
 
 
@@ -414,6 +414,6 @@ class TrialRun:
         return {"model": self.model.state(), "step": self._last}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state of :meth:`state`."""
+        """Continue from a state that :meth:`state` returned."""
         self.model.restore(state["model"])
         self._last = state["step"]

@@ -69,7 +69,7 @@ class _Facts:
 
 
 class ConnectCluster(SparkCluster):
-    """Spark of a Spark Connect session, described as nodes × cores.
+    """Spark cluster of a Spark Connect session, described as nodes × cores.
 
     Parameters
     ----------
@@ -88,24 +88,24 @@ class ConnectCluster(SparkCluster):
 
     @property
     def sc(self) -> SparkContext:  # type: ignore[override]
-        """Always an error: Spark Connect has no SparkContext."""
+        """SparkContext, which Spark Connect does not have: always raises UsageError."""
         raise UsageError(NEEDS_CONTEXT, code="unsupported")
 
     def __repr__(self) -> str:
         return f"ConnectCluster({self.host!r}, {self.nodes} nodes × {self.cores_per_node} cores)"
 
     def describe(self, nodes: int | None, cores: int | None) -> None:
-        """Set the number of executors and of their cores, as the program specified them."""
+        """Set the number of executors, and of cores per executor, that the program specified."""
         self._facts.nodes, self._facts.cores = nodes, cores
 
     @property
     def spark(self) -> Any:
-        """The session."""
+        """SparkSession of this cluster."""
         return self._session
 
     @property
     def host(self) -> str:
-        """Host of the server."""
+        """Host of the Spark Connect server."""
         return str(self._session.client.host)
 
     @property
@@ -214,7 +214,7 @@ class ConnectCluster(SparkCluster):
             self._facts.sent.add(name)
 
     def ship_modules(self) -> None:
-        """Send the program's modules to the executors, unless these see this machine's files.
+        """Send the program's modules to the executors, unless they can read this machine's files.
 
         Modules that a program imports later are sent at the next call.
         """
@@ -336,7 +336,7 @@ class ConnectCluster(SparkCluster):
 
 
 class ServerLost(BigDLError, RuntimeError):
-    """Error: the Spark Connect server was lost or restarted, so the session is gone."""
+    """Error raised when the Spark Connect server, and thus the session, was lost or restarted."""
 
     code = "cluster-unreachable"
 
@@ -349,7 +349,7 @@ class ServerLost(BigDLError, RuntimeError):
 
 
 class ConnectedSession:
-    """Spark Connect session that Orca created, with the previous environment variables."""
+    """Spark Connect session that Orca created, and environment variables to restore at its end."""
 
     def __init__(self, session: Any, environment: dict[str, str | None]):
         self.session, self._environment = session, environment
@@ -518,7 +518,7 @@ _GONE = re.compile(
 
 
 class ConnectBytes:
-    """Bytes for tasks: sent in the plan, or if large, as a file of the session.
+    """Bytes for tasks, sent in the plan or, if large, as a file of the session.
 
     Attributes
     ----------
@@ -561,7 +561,7 @@ class ConnectValue:
 
 
 class _FileBytes:
-    """Content of a session's file, in a task."""
+    """Task-side reader of bytes that were sent as a file of the session."""
 
     def __init__(self, name: str):
         self._name = name
@@ -575,7 +575,7 @@ class _FileBytes:
 
 @dataclass
 class _PlanBytes:
-    """Bytes that were sent in the plan, in a task."""
+    """Task-side holder of bytes that were sent in the plan."""
 
     value: bytes
 

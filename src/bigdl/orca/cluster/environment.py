@@ -98,7 +98,7 @@ def environment_hash(prefix: str | Path) -> str:
 
 
 def conda_prefix(name: str | None) -> str | None:
-    """Return the directory of the conda environment `name`, or None for this interpreter's.
+    """Return the directory of the conda environment `name`, or None if no name is given.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def zip_bigdl(file: str | Path) -> bool:
 
 
 def ship_modules(sc: SparkContext) -> None:
-    """Send the program's modules to the executors of `sc`, unless they have them.
+    """Send the program's modules to the executors of `sc`, unless the executors have them.
 
     A program may import more modules after its context was started; the next call sends them.
     Executors on this machine import from the same folders as the program.

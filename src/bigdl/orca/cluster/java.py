@@ -66,7 +66,7 @@ class JavaHome:
     _private: tempfile.TemporaryDirectory | None = field(default=None, repr=False)
 
     def close(self) -> None:
-        """Remove the private directory, if any; otherwise it is removed when the process ends."""
+        """Remove the private directory, if any; the end of the process also removes it."""
         if self._private is not None:
             self._private.cleanup()
 
@@ -129,7 +129,7 @@ def _describe(origin: str, java: Path) -> str:
 
 
 def _probe(java: Path) -> tuple[int, Path, bool] | str:
-    """Return version, home and presence of the vector module of `java`, or the failure."""
+    """Return the version and home of `java` and whether it has the vector module, or an error."""
     if not os.access(java, os.X_OK):
         return "has no executable bin/java"
     return _probe_release_file(java) or _probe_by_start(java)
@@ -150,7 +150,7 @@ def _probe_release_file(java: Path) -> tuple[int, Path, bool] | None:
 
 
 def _probe_by_start(java: Path) -> tuple[int, Path, bool] | str:
-    """Start `java` to determine the result of :func:`_probe`."""
+    """Start `java` to find out what :func:`_probe` returns."""
     for modules in ([f"--add-modules={VECTOR_MODULE}"], []):
         command = [str(java), *modules, "-XshowSettings:properties", "-version"]
         try:

@@ -36,13 +36,13 @@ _ADVICE = "call stop_orca_context and init_orca_context, and create its objects 
 
 
 class SparkLost(UsageError):
-    """Error: Spark's JVM, or the cluster that was started with it, is gone."""
+    """Error raised when Spark's JVM, or the cluster that was started with it, is gone."""
 
     code = "context-stopped"
 
 
 class JvmWatch:
-    """Watch of a JVM: reports its end as a :class:`SparkLost`.
+    """Watch of a JVM, which reports the end of the JVM as a :class:`SparkLost`.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class JvmWatch:
         return vars(gateway).get(_WATCH) or vars(gateway).setdefault(_WATCH, cls(gateway))
 
     def expect_end(self) -> None:
-        """Record that this program stops the JVM itself."""
+        """Record that this program itself stops the JVM."""
         self._is_stopped.set()
 
     def end(self, reason: str) -> None:

@@ -95,7 +95,7 @@ def remove_lost_executors(sc: SparkContext) -> None:
 
 
 def follow_driver(jvm: JVMView, properties: Mapping[str, str], label: str) -> int:
-    """Print the driver's log of a program in cluster mode until it ends.
+    """Print the driver log of a program in cluster mode until the program ends.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def _start_timeout(jvm: JVMView, setting: str | None) -> float:
 
 
 def _waiting() -> Iterator[float]:
-    """Yield the seconds since the start, at intervals, forever."""
+    """Yield the seconds since the first call, at regular intervals, forever."""
     begin = time.monotonic()
     while True:
         yield time.monotonic() - begin

@@ -212,7 +212,7 @@ def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _importing(names: Sequence[str]) -> Iterator[None]:
-    """Import modules in another thread while the block waits for something else."""
+    """Import modules in another thread while the block runs."""
 
     def run() -> None:
         for name in names:
@@ -229,7 +229,7 @@ def _importing(names: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hadoop_jvm(environment: Mapping[str, str]) -> Iterator[Any]:
-    """Start a JVM with Spark's and Hadoop's classes, without SparkContext, for a block.
+    """Run a JVM with Spark's and Hadoop's classes, but without SparkContext, during the block.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ def hadoop_jvm(environment: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _stop_context_of(gateway: object) -> None:
-    """Stop the active context of a JVM, which the user may have started."""
+    """Stop a JVM's active SparkContext, even one that the user started."""
     from pyspark import SparkContext
 
     active = SparkContext._active_spark_context
@@ -301,7 +301,7 @@ def _python_version(executable: str) -> str | None:
 
 
 def set_log_level(sc: SparkContext, level: str) -> None:
-    """Set the level of Spark's log.
+    """Set Spark's log level.
 
     Spark does nothing if the root logger already has the level (initially INFO), and keeps its
     shell's filter, which hides messages below WARN.  Therefore the level is always changed.
@@ -338,7 +338,7 @@ def stop_foreign_context() -> None:
 
 
 def attach(properties: Mapping[str, str], environment: Mapping[str, str]) -> SparkContext:
-    """Start a SparkContext in the JVM of ``spark-submit``, whose start options are unchanged."""
+    """Start a SparkContext in the JVM of ``spark-submit``, with the start options of that JVM."""
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
@@ -363,7 +363,7 @@ def has_foreign_gateway() -> bool:
 
 
 def shut_down_idle_gateway() -> None:
-    """Stop a JVM without context that this process started earlier.
+    """Stop a JVM without SparkContext that this process started earlier.
 
     Memory is a start option of the JVM, so a new context with other memory needs a new JVM.
     """

@@ -29,7 +29,7 @@ def pieces(target: int, key: tuple[int, int], data: bytes) -> Iterator[Any]:
 
 
 def whole_values(batches: Iterable) -> Iterator[tuple[tuple[int, int], bytes]]:
-    """Yield key and value when all pieces of a value have arrived."""
+    """Yield the key and bytes of each value as soon as all pieces of the value have arrived."""
     parts: dict[tuple[int, int], dict[int, bytes]] = {}
     sizes: dict[tuple[int, int], int] = {}
     for batch in batches:

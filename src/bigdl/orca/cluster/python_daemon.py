@@ -1,4 +1,4 @@
-"""Daemon that forks Spark's Python workers on executors with this machine's packages.
+"""Daemon that forks Spark's Python workers, for executors that use this machine's packages.
 
 Spark runs ``python -m <spark.python.daemon.module> pyspark.worker``.  This is Spark's daemon with
 two differences.  It imports the workers' modules once, before forking, so workers start faster and

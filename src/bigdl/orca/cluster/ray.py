@@ -1,4 +1,4 @@
-"""Ray that this process is connected to, and the Ray of a program.
+"""Ray cluster to which this process is connected, and Ray cluster of a program.
 
 Feeds and engines get nodes, cores and slots from :class:`RayCluster`, as from SparkCluster.
 """
@@ -44,7 +44,7 @@ NO_RAY = (
 
 @dataclass(frozen=True)
 class RayNode:
-    """Node that runs tasks.
+    """Node of Ray that runs tasks.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class RayNode:
 
 
 class RayCluster:
-    """Active Ray, described as nodes × cores.
+    """Active Ray cluster, described as nodes × cores.
 
     Create it with :meth:`from_active` when needed and do not store it, because nodes change.
     """
@@ -71,7 +71,7 @@ class RayCluster:
 
     @classmethod
     def from_active(cls) -> RayCluster:
-        """Describe the Ray of this process.
+        """Describe the Ray cluster to which this process is connected.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class RayCluster:
 
     @classmethod
     def of_program(cls) -> RayCluster:
-        """Describe the program's Ray; start it on the active Spark's nodes if there is none.
+        """Describe the program's Ray; start one on the active Spark's nodes if there is none.
 
         Raises
         ------
@@ -192,7 +192,7 @@ class RayCluster:
 
 
 class RayBroadcaster:
-    """Object with the ``broadcast`` method of a SparkContext, as predictions need it."""
+    """Broadcaster for predictions, with the ``broadcast`` method of a SparkContext."""
 
     def broadcast(self, data: bytes) -> RayBroadcast:
         """Store bytes so that every task can read them."""
@@ -247,19 +247,19 @@ def refuse_lost() -> None:
 
 
 def is_alone() -> bool:
-    """Return True if this program has a Ray and no Spark, so that data belongs on Ray."""
+    """Return True if this program has Ray but no Spark, so that data is stored in Ray."""
     refuse_lost()
     return active_context() is None and connect_session() is None and is_connected()
 
 
 def is_connected() -> bool:
-    """Return True if this process is connected to Ray; imports nothing."""
+    """Return True if this process is connected to Ray, without importing Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
 
 class OrcaRayContext:
-    """Ray of a program, created by ``init_orca_context`` and ``OrcaContext.get_ray_context``.
+    """Ray cluster of a program, from ``init_orca_context`` or ``OrcaContext.get_ray_context``.
 
     Parameters
     ----------
@@ -322,12 +322,12 @@ class OrcaRayContext:
 
     @property
     def cluster(self) -> RayCluster:
-        """Ray, described as nodes × cores."""
+        """Ray cluster, described as nodes × cores."""
         return RayCluster.from_active()
 
     @property
     def redis_address(self) -> str | None:
-        """Address at which nodes join Ray, under its old name."""
+        """Address at which nodes join Ray, under the property name of BigDL 2.x."""
         return None if self.address_info is None else self.address_info["redis_address"]
 
     @property
@@ -387,7 +387,7 @@ class OrcaRayContext:
 
     @classmethod
     def get(cls, initialize: bool = True) -> OrcaRayContext:
-        """Return the Ray context of this program, by default started.
+        """Return the Ray context of this program, and start Ray unless `initialize` is False.
 
         Parameters
         ----------
@@ -412,7 +412,7 @@ class OrcaRayContext:
 
     @classmethod
     def of_program(cls) -> OrcaRayContext:
-        """Return the Ray of this program; start it on Spark's nodes if there is none.
+        """Return the Ray of this program; start one on Spark's nodes if there is none.
 
         Raises
         ------

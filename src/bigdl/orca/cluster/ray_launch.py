@@ -1,4 +1,4 @@
-"""Start of a Ray on this machine or on Spark's executors, and connection to a Ray.
+"""Start of Ray on this machine or on Spark's executors, and connection to a running Ray.
 
 A Ray that is started here listens on one address only (loopback unless other machines join), has no
 dashboard and sends no usage statistics; connections need its token.  It ends with this process: a
@@ -109,7 +109,7 @@ def start_ray(
 
 
 class RayLost(UsageError):
-    """Error: a main process of the Ray that this program started is gone."""
+    """Error raised when a main process of the Ray that this program started is gone."""
 
     code = "context-stopped"
 
@@ -186,7 +186,7 @@ class RayWatch:
 
 
 def _allow_auto_start(allowed: bool) -> None:
-    """Allow or prevent that calls of an unconnected program start a Ray."""
+    """Allow or prevent the automatic start of Ray by calls of an unconnected program."""
     with contextlib.suppress(ImportError):  # a private API
         from ray._private import auto_init_hook
 
@@ -202,7 +202,7 @@ def ray_loss() -> RayLost | None:
 
 @contextlib.contextmanager
 def ray_calls() -> Iterator[None]:
-    """Raise RayLost for errors within the block if this program's Ray is gone.
+    """Convert errors within the block to RayLost if this program's Ray is gone.
 
     Raises
     ------
@@ -273,7 +273,7 @@ _CLIENT_PORT = 10001
 
 
 def _check_answer(address: str) -> None:
-    """Raise UsageError if no Ray responds at an address, where ``ray.init`` waits for minutes."""
+    """Raise UsageError if no Ray responds at an address; ``ray.init`` would wait for minutes."""
     where = address
     if address == "auto":
         from ray._private.services import get_ray_address_from_environment
@@ -321,7 +321,7 @@ _LONG = 200
 
 @contextlib.contextmanager
 def _shorten_raylet_messages() -> Iterator[None]:
-    """Shorten the raylet's messages about dead workers, which the job reports, too."""
+    """Shorten the raylet's messages about dead workers, which the job also reports."""
     from ray._private import worker
 
     original = getattr(worker, "print_to_stdstream", None)
@@ -360,7 +360,7 @@ def _disconnect() -> None:
 
 
 def _kill_remaining_processes(directory: str) -> None:
-    """Kill the remaining processes of a Ray that was started here."""
+    """Kill the remaining processes of a Ray that this program started."""
     if supervisor.end_marked(directory):
         logger.warning("Ray's processes did not end by themselves and were killed")
 
@@ -424,7 +424,7 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def _store_size() -> int:
-    """Return the bytes of the object store: Ray's default, limited by the shared memory."""
+    """Return the object store's size in bytes: Ray's default, limited by the shared memory."""
     from bigdl.common.memory import available_memory
 
     shared = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0

@@ -89,7 +89,7 @@ def _scan_of(df: DataFrame) -> Scan | None:
 
 
 def _source(column: Any) -> tuple[int, int | None]:
-    """Return the id of a projected column, and that of the column it renames, if any."""
+    """Return the ids of a projected column and of the column that it renames, if any."""
     id_, source = column.exprId().id(), column
     if _class(column) == f"{_EXPRESSIONS}Alias":
         source = column.child()

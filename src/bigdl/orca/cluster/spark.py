@@ -1,4 +1,4 @@
-"""Description of the active Spark.
+"""Description of the active Spark cluster.
 
 Feeds and engines get nodes, cores and slots from :class:`SparkCluster`.  Only this module uses
 private interfaces of PySpark for that (e.g. for the number of slots).
@@ -52,7 +52,7 @@ NEEDS_CONTEXT = (
 
 
 class SparkCluster:
-    """Active Spark, described as nodes × cores.
+    """Active Spark cluster, described as nodes × cores.
 
     Create it with :meth:`from_active` when needed and do not store it, because the executors of a
     cluster change.
@@ -123,7 +123,7 @@ class SparkCluster:
 
     @property
     def temp_dir(self) -> str | None:
-        """PySpark's temporary folder, which is removed when the application ends in any way."""
+        """PySpark's temporary folder, which is removed whichever way the application ends."""
         path = getattr(self.sc, "_temp_dir", None)
         if path is not None:  # PySpark needs it, too, and it may have been cleaned up
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -136,7 +136,7 @@ class SparkCluster:
 
     @property
     def job_owner(self) -> Any:
-        """Owner of tagged jobs, for a :class:`~bigdl.orca.cluster.spark_calls.SparkCall`."""
+        """SparkContext, the `owner` for a :class:`~bigdl.orca.cluster.spark_calls.SparkCall`."""
         return self.sc
 
     @property
@@ -271,7 +271,7 @@ class SparkCluster:
 
     @contextlib.contextmanager
     def keep_tasks_local(self) -> Iterator[None]:
-        """Make Spark run tasks only on the executor with their data, even if it is busy for long.
+        """Make Spark run tasks only on the executor with their data, however long it is busy.
 
         By default Spark moves them to another executor after 3 s, which fails if only one executor
         can read the data. A setting of the program is kept.
@@ -313,7 +313,7 @@ def active_context() -> SparkContext | None:
 
 @contextlib.contextmanager
 def spark_writing(what: str, path: str | os.PathLike) -> Iterator[None]:
-    """Convert write errors like :func:`~bigdl.common.storage.writing`, for files that Spark writes.
+    """Convert write errors of Spark like :func:`~bigdl.common.storage.writing` for local writes.
 
     Failed writers keep their deleted files open, so a full disk stays full until the JVM collects
     garbage. This triggers garbage collection in the driver's JVM; executors do it eventually.

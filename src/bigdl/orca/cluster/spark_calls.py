@@ -261,7 +261,7 @@ def _loss(sc: Any, error: BaseException) -> BigDLError | None:
 
 
 class JobCancelled(BigDLError, RuntimeError):
-    """Error: the Spark job was cancelled, or the SparkContext was stopped."""
+    """Error raised when the Spark job was cancelled, or the SparkContext was stopped."""
 
     code = "job-stopped"
 
@@ -418,7 +418,7 @@ class TaskWatch:
             logger.debug("Cannot tell why tasks fail: %s", error)
 
     def _look(self) -> BigDLError | None:
-        """Return the error of a user's function with which a task failed twice."""
+        """Return the error of a user's function if a task has failed twice with it, or None."""
         for stage in _stages(self._sc, self._tag):
             # a barrier stage is retried as a whole
             if not (stage.numFailedTasks or stage.currentAttemptId):

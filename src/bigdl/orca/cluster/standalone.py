@@ -134,7 +134,7 @@ class StandaloneCluster:
 
 
 def numa_prefixes(executors: int) -> list[list[str]]:
-    """Return the ``numactl`` command that binds a Spark worker to each NUMA node.
+    """Return, for each NUMA node, the ``numactl`` command that binds a Spark worker to it.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def numa_prefixes(executors: int) -> list[list[str]]:
 
 
 def numa_numbers(groups: Sequence[Sequence[int]], root: str = "/sys/devices/system/node") -> dict:
-    """Return the usable cores of each NUMA node by its kernel number."""
+    """Return the usable cores of each NUMA node, by the kernel's node number."""
     nodes = {}
     for cores in groups:
         entries = list(Path(root).glob(f"node*/cpu{cores[0]}"))

@@ -81,12 +81,12 @@ class ContextRequest:
 
     @property
     def is_cluster_mode(self) -> bool:
-        """True if the driver runs on the cluster, too."""
+        """True if the driver also runs on the cluster."""
         return self.mode.endswith("-cluster")
 
     @property
     def python_on_nodes(self) -> str | None:
-        """Python of the nodes, if the caller named one."""
+        """Python interpreter on the nodes, or None if the caller specified none."""
         return self.conf.get("spark.pyspark.python") or self.get("python_location")
 
     @property
@@ -131,7 +131,7 @@ class Machine:
 
     @classmethod
     def of_this_process(cls, towards: tuple[str, int] | None = None) -> Machine:
-        """Describe this process; its address is that of the route to the cluster."""
+        """Describe this process, with its address on the route to the cluster."""
         return cls(
             environ=dict(os.environ),
             python=sys.executable,
@@ -163,7 +163,7 @@ class Submission:
 
 
 def submission(request: ContextRequest, machine: Machine) -> Submission:
-    """Create the configuration of Spark, and the command for a cluster mode.
+    """Create Spark's configuration and, for a cluster mode, the submit command.
 
     Raises
     ------
@@ -594,7 +594,7 @@ def _with_environment(request: ContextRequest, machine: Machine) -> Machine:
 
 
 def _reach(request: ContextRequest) -> Address:
-    """Check within seconds that the cluster is reachable; Spark tries for minutes."""
+    """Check within seconds that the cluster is reachable; Spark would retry for minutes."""
     cluster = family(request.mode)
     if cluster == "yarn":
         directory = hadoop_conf(request, os.environ)
@@ -654,7 +654,7 @@ def _start_standalone(request: ContextRequest, log_output: bool) -> launch.Launc
 
 
 def _local_directory(request: ContextRequest) -> str | None:
-    """Return the user's directory for local files, into which the cluster spills data."""
+    """Return the directory that the user configured for local files, such as spilled data."""
     configured = os.environ.get("SPARK_LOCAL_DIRS") or request.conf.get("spark.local.dir")
     if not configured:
         return None

@@ -81,7 +81,7 @@ def start(role, request, *, replies=False, lock=None):
 
 
 def end(process):
-    """Request a supervisor to stop its processes, and wait for it."""
+    """Make a supervisor stop its processes, and wait until it has ended."""
     process.terminate()
     try:
         process.wait(STOP_S)
@@ -182,12 +182,12 @@ def loss_text(name, process):
 
 
 def exit_text(code):
-    """Describe how a process ended, to follow its name."""
+    """Describe how a process ended, in words that follow the process name."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def is_over(request, seconds):
-    """Wait some seconds, and return True if the parent process has ended."""
+    """Wait for `seconds`, and return True if the parent process has ended."""
     time.sleep(seconds)
     return os.getppid() != request["parent"]
 
@@ -238,7 +238,7 @@ def watch_ray_head(request):
 
 
 def end_marked(directory):
-    """Wait for a Ray's processes to end, kill the remaining ones, and remove its directory.
+    """Wait for the processes of a Ray to end, kill the remaining ones, and remove its directory.
 
     Returns
     -------
@@ -267,7 +267,7 @@ def remove(directory):
 
 
 def marked(directory):
-    """Return the other processes that carry the mark of a Ray directory."""
+    """Return the other processes that belong to the Ray of a directory."""
     import psutil
 
     processes = []
@@ -279,7 +279,7 @@ def marked(directory):
 
 
 def has_mark(process, directory):
-    """Return True if a process carries the mark of a Ray directory.
+    """Return True if a process belongs to the Ray of a directory, by its environment variable.
 
     Some Ray agents overwrite their environment with their title; they are recognized by their log
     files in the directory.
@@ -294,7 +294,7 @@ def has_mark(process, directory):
 
 
 def start_child(command, environment, log, mode, signal_of_death, directory=None):
-    """Start a process that receives a signal when this process ends."""
+    """Start a process that receives a given signal when this process ends."""
     with open(log, mode) as output:
         return subprocess.Popen(
             command,

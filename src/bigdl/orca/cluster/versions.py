@@ -281,7 +281,7 @@ def by_partition(frame: DataFrame, number: int, column: str) -> DataFrame:
 
 
 def _keys_of_partitions(number: int) -> list[int]:
-    """Return an int for each partition that Spark's hash partitioner maps to it."""
+    """Return, for each partition, an int that Spark's hash partitioner maps to the partition."""
     keys: dict[int, int] = {}
     key = 0
     while len(keys) < number:

@@ -1,4 +1,4 @@
-"""Calls of YARN and its file system, with Hadoop's classes in a JVM.
+"""Calls to YARN and its file system, with Hadoop's classes in a JVM.
 
 Files of a program are uploaded to the cluster's file system once, and later programs reuse them.  A
 file is in ``.bigdl`` in the user's home, under a name derived from its content.  So a program with
@@ -95,14 +95,14 @@ def _upload_file(jvm: JVMView, files: Any, file: Path) -> str:
 
 
 def _archive_hash(archive: Path) -> str:
-    """Hash the deadline of an archive, which contains the checksums of its members."""
+    """Hash the last 64 KiB of a ZIP archive, which contain the checksums of its members."""
     with archive.open("rb") as file:
         file.seek(max(archive.stat().st_size - (64 << 10), 0))
         return hashlib.sha256(file.read()).hexdigest()[:16]
 
 
 def _upload_jars(jvm: JVMView, files: Any) -> str:
-    """Upload Spark's JARs as one archive; 250 single files take YARN's nodes longer."""
+    """Upload Spark's JARs as one archive, which YARN's nodes fetch faster than 250 files."""
     jars = sorted(Path(spark_home(), "jars").glob("*.jar"))
     content = "".join(f"{jar.name} {jar.stat().st_size} {_archive_hash(jar)}\n" for jar in jars)
     name = f"spark-jars-{hashlib.sha256(content.encode()).hexdigest()[:24]}.zip"
@@ -142,7 +142,7 @@ def _upload_once(jvm: JVMView, files: Any, name: str, write: Any) -> str:
 
 
 def driver_output(jvm: JVMView, tag: str) -> dict[str, str]:
-    """Return the driver's output in the last attempt of a program in cluster mode.
+    """Return the driver's output from the last attempt of a program in cluster mode.
 
     Parameters
     ----------

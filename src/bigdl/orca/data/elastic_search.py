@@ -138,7 +138,7 @@ def read_rdd(
     filter: str | None = None,
     esQuery: str | None = None,
 ) -> RDD:
-    """Read an index as an RDD of pairs of document id and document, a dict.
+    """Read an index as an RDD of pairs ``(document id, document)``; each document is a dict.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def read_rdd(
 
 
 def write_df(esConfig: Mapping[str, Any], esResource: str, df: DataFrame) -> None:
-    """Write the rows of a Spark DataFrame as documents, from its tasks.
+    """Write each row of a Spark DataFrame as a document, in parallel Spark tasks.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ def write_df(esConfig: Mapping[str, Any], esResource: str, df: DataFrame) -> Non
 
 
 def flatten_df(df: DataFrame) -> DataFrame:
-    """Return a DataFrame with one column for each, possibly nested, field of structs.
+    """Return a DataFrame with a column for each field of its structs, including nested structs.
 
     Columns are named after the fields; fields with equal names are named by their path, joined with
     ``_``.
@@ -271,7 +271,7 @@ def flatten_df(df: DataFrame) -> DataFrame:
 
 
 def _leaves(schema: Any, *parents: str) -> list[tuple[str, ...]]:
-    """Return the paths of the fields that are not structs."""
+    """Return the paths of a schema's fields that are not structs, including nested fields."""
     paths: list[tuple[str, ...]] = []
     for field in schema:
         path = (*parents, field.name)
@@ -328,7 +328,7 @@ class _ElasticsearchSettings(dict[str, str]):
         return include or ["*"], self.names("es.read.field.exclude")
 
     def number(self, key: str, unit: str = "") -> float:
-        """Parse a number, a size such as 1mb to bytes, or a duration such as 10s to seconds."""
+        """Parse a number, a size such as 1mb (in bytes) or a duration such as 10s (in seconds)."""
         match = re.fullmatch(r"(\d+)([a-z]*)", self[key].strip().lower())
         if match is None or (match[2] or unit) not in _UNITS:
             raise UsageError(
@@ -376,7 +376,7 @@ class _ElasticsearchSettings(dict[str, str]):
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
-        """Open a client, and convert errors of the servers and the connection to UsageError."""
+        """Yield a client; convert server and connection errors within the block to UsageError."""
         urls, user = self.urls(), self["es.net.http.auth.user"]
         options: dict[str, Any] = {
             "headers": {k.removeprefix(_HEADER): self[k] for k in self if k.startswith(_HEADER)},
@@ -407,7 +407,7 @@ class _ElasticsearchSettings(dict[str, str]):
 
 
 def _open(settings: _ElasticsearchSettings, slots: int) -> list[dict[str, Any]]:
-    """Open a point in time, and return the searches of its slices."""
+    """Open an Elasticsearch point in time, and return the search request of each of its slices."""
     query, keep = settings.query(), f"{settings.number('es.scroll.keepalive', 'ms'):.0f}s"
     with settings.client() as client:
         rows = client.count(index=settings["index"], query=query)["count"]
@@ -530,7 +530,7 @@ def _convert(value: Any, data_type: Any, path: str) -> Any:
 
 
 def _field_value(value: dict[str, Any], name: str) -> Any:
-    """Return a field, or an object of the fields whose names start with its name and a dot."""
+    """Return the value of a field, or a dict of the fields whose names start with ``<name>.``."""
     if name in value:
         return value[name]
     start = f"{name}."
@@ -538,7 +538,7 @@ def _field_value(value: dict[str, Any], name: str) -> Any:
 
 
 def _time(value: Any) -> datetime.datetime:
-    """Parse an ISO 8601 time, by default in UTC, or a number of milliseconds since 1970."""
+    """Parse an ISO 8601 timestamp, in UTC by default, or a number of milliseconds since 1970."""
     if isinstance(value, int | float):
         return datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)
     time = datetime.datetime.fromisoformat(value)
@@ -561,7 +561,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _write(settings: _ElasticsearchSettings, batches: Iterator[Any]) -> Iterator[Any]:
-    """Write the rows of a partition; yield the numbers of written and refused rows, and an error.
+    """Write the rows of a partition; yield the counts of written and rejected rows, and an error.
 
     Errors of the servers are not raised, because Spark would repeat the task and write documents
     again.

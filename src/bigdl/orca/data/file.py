@@ -220,7 +220,7 @@ def write_text(path: str, text: str) -> int:
 
 
 def files_of(path: str, *, nested: bool = False) -> list[str]:
-    """Return the files at a path, in a directory, or matching a glob pattern, sorted.
+    """Return the sorted paths of the files at a path, in a directory or matching a glob pattern.
 
     In directories, names that start with ``_`` or ``.`` are ignored, as in Spark.
 
@@ -261,7 +261,7 @@ def files_of(path: str, *, nested: bool = False) -> list[str]:
 
 
 def is_file(path: str) -> bool:
-    """Return True if there is a file, not a directory, at `path`.
+    """Return True if `path` is an existing file, not a directory.
 
     Examples
     --------
@@ -469,7 +469,7 @@ def get_remote_files_with_prefix_to_local(
 
 
 def enable_multi_fs_load_static(load: Callable) -> Callable:
-    """Decorate a function of a local path, its first parameter, to read from any storage.
+    """Decorate a function whose first parameter is a local path, to read from any storage.
 
     Examples
     --------
@@ -486,7 +486,7 @@ def enable_multi_fs_load_static(load: Callable) -> Callable:
 
 
 def enable_multi_fs_load(load: Callable) -> Callable:
-    """Decorate a method of a local path, its first parameter, to read from any storage.
+    """Decorate a method whose first parameter is a local path, to read from any storage.
 
     The first parameter follows ``self``.  A remote file or directory is copied to a temporary local
     one for the duration of the call.
@@ -509,7 +509,7 @@ def enable_multi_fs_load(load: Callable) -> Callable:
 
 
 def enable_multi_fs_save(save: Callable) -> Callable:
-    """Decorate a method of a local path, its first parameter, to write to any storage.
+    """Decorate a method whose first parameter is a local path, to write to any storage.
 
     The first parameter follows ``self``.  The method writes a temporary local file or directory,
     which is then copied.  An existing file is replaced unless the method's parameter ``overwrite``
@@ -531,7 +531,7 @@ def enable_multi_fs_save(save: Callable) -> Callable:
 
 
 def _accept_any_path(function: Callable, position: int, local_path: Callable) -> Callable:
-    """Wrap a function to replace remote paths by ``local_path(path, overwrite)``."""
+    """Wrap a function so that it gets ``local_path(path, overwrite)`` instead of a remote path."""
     signature = inspect.signature(function)
     name = list(signature.parameters)[position]
 
@@ -577,7 +577,7 @@ def _uploaded(path: str, overwrite: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _temporary(path: str) -> Iterator[str]:
-    """Yield a temporary local path with the base name of `path`, whose suffix may matter."""
+    """Yield a temporary local path with the base name, and thus the suffix, of `path`."""
     with scratch_folder("file") as folder:
         yield os.path.join(folder, posixpath.basename(path.rstrip("/")) or "data")
 
@@ -602,7 +602,7 @@ def _copy_directory(
     target: str,
     over_write: bool,
 ) -> int:
-    """Copy the contents of a directory; return the minimum result of :func:`_copy_file`."""
+    """Copy the contents of a directory; return −1 if any existing file was kept, else 0."""
     target_fs.makedirs(target, exist_ok=True)
     results = [0]
     for path, info in sorted(source_fs.find(source, withdirs=True, detail=True).items()):
@@ -622,7 +622,7 @@ def _copy_directory(
 def _copy_prefix(
     path_prefix: str, target_fs: AbstractFileSystem, target: str, over_write: bool
 ) -> int:
-    """Copy the files with a path prefix; return the minimum result of :func:`_copy_file`."""
+    """Copy the files with a path prefix; return −1 if any existing file was kept, else 0."""
     folder, slash, prefix = path_prefix.rpartition("/")
     fs, fs_path = fresh_file_system(folder or slash or ".")
     paths = sorted(fs.ls(fs_path, detail=False)) if fs.isdir(fs_path) else []

@@ -109,7 +109,7 @@ class PytorchModelBuilder(Builder):
 
 @dataclass
 class _TrialFitSettings(FitSettings):
-    """Fit settings of a trial, whose workers split the data that all of them hold."""
+    """Fit settings of a trial whose workers all hold the complete data and split it."""
 
     def open_batches(
         self, shard: Any, worker: Worker, config: dict, made: Any = None

@@ -67,7 +67,7 @@ class _ArrayShard(Shard):
 
 
 class RowsPart(TensorShard):
-    """One worker's part of rows that all workers hold.
+    """One worker's part of the rows that every worker holds completely.
 
     Worker `r` of `n` takes the rows `r`, `r + n`, ... of an epoch's order, so the workers' batches
     together equal the batches of a single worker.
@@ -89,7 +89,7 @@ class RowsPart(TensorShard):
         self.rows = len(range(self._count)[self._part])
 
     def window(self, memory: int) -> int:
-        """Return 0, which shuffles all rows together."""
+        """Return 0 for the shuffle window, so that all rows are shuffled together."""
         return 0
 
     def order(self, of: Pass) -> np.ndarray | None:
@@ -99,7 +99,7 @@ class RowsPart(TensorShard):
         return None if self.rows == self._count else np.arange(self._count)[self._part]
 
     def ids_from(self, order: Any, start: int) -> None:
-        """Return None: a trial restarts if the number of workers changes."""
+        """Return None, because a trial restarts if the number of workers changes."""
 
     def in_order(self, batch_size: int) -> Any:
         """Return the row indices of this worker in an evaluation."""

@@ -35,7 +35,7 @@ def as_feed(
     name: str | None = None,
     framework: str | None = None,
 ) -> Feed:
-    """Return the checked Feed of an input of ``fit``, ``evaluate`` or ``Engine.run``.
+    """Return the Feed of an input of ``fit``, ``evaluate`` or ``Engine.run`` after checking it.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def feed_of(
 
 
 def input_type_of(data: Any, framework: str | None = None) -> str:
-    """Return the name of an input's type, for messages and to compare two inputs."""
+    """Return the name of an input's type, for messages and for comparisons of two inputs."""
     if isinstance(data, Feed):
         return data.kind
     registered = _registered(data)

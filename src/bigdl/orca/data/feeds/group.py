@@ -30,13 +30,13 @@ class FeedGroup(Feed):
 
     @property
     def version(self) -> dict[str, Any] | None:
-        """Versions of the inputs that have one, by key."""
+        """Version of each input that has one, by key."""
         versions = {key: feed.version for key, feed in self.feeds.items()}
         return {key: each for key, each in versions.items() if each is not None} or None
 
     @property
     def identity(self) -> dict[str, Any] | None:
-        """Identities of the inputs that have one, by key."""
+        """Identity of each input that has one, by key."""
         identities = {key: feed.identity for key, feed in self.feeds.items()}
         return {key: each for key, each in identities.items() if each} or None
 

@@ -67,7 +67,7 @@ class ArrayFeed(PackedFeed):
 
     @functools.cached_property
     def _columns(self) -> tuple[int, list, list]:
-        """Number of rows, and specs and arrays of features and targets."""
+        """Number of rows, and the specs and arrays of features and targets."""
         data = self.data
         dtypes = self.dtypes
         if type(data).__name__ == "TensorDataset":
@@ -83,13 +83,13 @@ class ArrayFeed(PackedFeed):
         self._columns  # noqa: B018 - computes and caches it
 
     def part(self, rank: int, num_workers: int) -> tuple[int, list, list]:
-        """Return number of rows, column specs and arrays of one shard."""
+        """Return the number of rows, the column specs and the arrays of one shard."""
         rows, leaves, arrays = self._columns
         shard_arrays = [np.ascontiguousarray(array[rank::num_workers]) for array in arrays]
         return len(range(rank, rows, num_workers)), leaves, shard_arrays
 
     def check_local(self) -> None:
-        """Accept local workers, which read files that the driver writes."""
+        """Do nothing: local workers are supported, since they read files that the driver writes."""
 
     def needs_packing(self, cluster) -> bool:
         return cluster.moves_rows_by == "spark" and not cluster.is_local

@@ -112,7 +112,7 @@ def cell_table(cells):
 
 
 def _pieces(arrays, rows, num_workers, limit):
-    """Split rows into ranges with at most `limit` bytes per shard, or one larger row."""
+    """Split rows into ranges with at most `limit` bytes, but at least one row, per shard."""
     width = sum(a.nbytes for a in arrays) // rows
     step = max(1, limit // max(width, 1)) * num_workers
     return [(low, min(low + step, rows)) for low in range(0, rows, step)]
@@ -207,7 +207,7 @@ class PackedFeed(ColumnFeed):
     def cells(
         self, number: int, num_workers: int, reference: PackedFeed | None = None
     ) -> tuple[Any, Sequence, Callable[[], None]]:
-        """Return the rows as a DataFrame of cells.
+        """Return a DataFrame of binary cells that contain the packed rows.
 
         Parameters
         ----------

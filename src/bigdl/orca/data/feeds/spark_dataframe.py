@@ -118,7 +118,7 @@ class SparkDataFrameFeed(PackedFeed):
         return None if ranges is None else plan_of_ranges(*ranges, specs, num_workers, name)
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> DataFrame:
-        """Return a lazy DataFrame with predictions, all columns and the order of rows."""
+        """Return a lazy DataFrame with all columns and the predictions, in the same row order."""
         return predictor.predict_frame(self.frame, cluster.threads_per_task)
 
     def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
@@ -152,7 +152,7 @@ class SparkDataFrameFeed(PackedFeed):
         return packed, specs, close
 
     def _specs_like(self, reference):
-        """Return the column specs, with the types of equally named columns of another feed."""
+        """Return the column specs, with the types of columns of the same name in another feed."""
         if reference is None:
             return self.specs
         owner, others = self.name or "the other data", {s.name: s for s in reference.specs}
@@ -176,7 +176,7 @@ class SparkDataFrameFeed(PackedFeed):
 
 
 def _settings(frame, specs) -> dict[str, str]:
-    """Lift Arrow's byte limit if the row limit suffices; Spark checks it before each row."""
+    """Return SQL settings that lift Arrow's byte limit per batch if the row limit suffices."""
     rows = int(frame.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
     scalars = all(spec.kind == "plain" and spec.ndim == 0 for spec in specs)
     if scalars and 0 < rows * len(specs) * 8 <= _BATCH_BYTES:

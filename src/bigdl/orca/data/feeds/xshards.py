@@ -137,7 +137,7 @@ class RayXShardsFeed(ShardsFeed):
         chunks, feed_name = self.chunker(), self.name
 
         def pack(partition, number):
-            """Pack a partition in one table of cells per worker, or None for no rows."""
+            """Pack a partition into one table per worker, or None for a worker without rows."""
             shards = partition if isinstance(partition, list) else [partition]
             cells: list[list] = [[] for _ in range(num_workers)]
             for cell in rows_packer(0, feed_name, num_workers)(number, chunks(shards)):

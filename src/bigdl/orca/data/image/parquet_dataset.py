@@ -184,7 +184,7 @@ class ParquetDataset:
 
 
 def _chunks(path: str) -> dict[int, str]:
-    """Return the folder of each chunk by number."""
+    """Return the folder of each chunk of a dataset, by chunk number."""
     folders = listdir(path) if exists(path) else []
     matches = ((_CHUNK.fullmatch(folder.rpartition("/")[2]), folder) for folder in folders)
     return {int(match[1]): folder for match, folder in matches if match}
@@ -202,7 +202,7 @@ def _check_appended(path: str, schema: Mapping[str, SchemaField]) -> None:
 
 
 def _remove(root: str, folders: Mapping[int, str]) -> None:
-    """Remove a dataset's schema and chunks, and leave other files in the folder."""
+    """Remove a dataset's schema and chunks, but keep other files in the folder."""
     fs, metadata = open_file_system(f"{root}/{_METADATA}")
     if fs.exists(metadata):
         fs.rm(metadata)
@@ -323,7 +323,7 @@ class RecordReader:
         self.chunks = _shard(ParquetDataset.files(path), path, config or {})
 
     def records(self, part: int = 0, parts: int = 1) -> Iterator[Any]:
-        """Yield the records of every `parts`-th chunk, starting with chunk `part`."""
+        """Yield the records of every `parts`-th chunk, starting with chunk number `part`."""
         for files in self.chunks[part::parts]:
             for record in read_chunk(files, self.schema):
                 yield record if self.transforms is None else self.transforms(record)
@@ -574,7 +574,7 @@ def write_voc(
     classes: list[str] | Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> None:
-    r"""Write images and boxes of PASCAL VOC as a :class:`ParquetDataset`.
+    r"""Write the images and bounding boxes of PASCAL VOC as a :class:`ParquetDataset`.
 
     The columns are ``image`` (the bytes of the file), ``label`` (float32, a row ``xmin, ymin,
     xmax, ymax, class, difficult`` per object, with the box relative to the image size) and

@@ -166,7 +166,7 @@ def read_voc(
     diff: bool = False,
     max_samples: int | None = None,
 ) -> SparkXShards:
-    r"""Read images and boxes of PASCAL VOC.
+    r"""Read the images and bounding boxes of PASCAL VOC.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ def read_voc(
 
 
 def read_coco(file_path: str, split: str = "train", max_samples: int | None = None) -> SparkXShards:
-    """Read images and boxes of COCO.
+    """Read the images and bounding boxes of COCO.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ Sources = tuple["str | list[str]", "str | tuple[str, ...]"]  # paths, and file n
 
 
 def _read_by_workers(images: Sources, masks: Sources | None) -> RDD:
-    """Read path and content of every image and its mask (or None) with Python workers."""
+    """Read the path and content of every image and its mask (or None) in Python workers."""
     paths = _list_files(*images)
     pairs = (
         pairs_of_images(paths, _list_files(*masks)) if masks else [(path, None) for path in paths]
@@ -279,7 +279,7 @@ def _read_by_workers(images: Sources, masks: Sources | None) -> RDD:
 
 
 def _read_by_spark(images: Sources, masks: Sources | None) -> RDD:
-    """Read path and content of every image and its mask (or None) with Spark."""
+    """Read the path and content of every image and its mask (or None) with Spark."""
     frame, paths = _list_with_spark(*images)
     parts = _partitions(len(paths))
     mask_frame, mask_paths = _list_with_spark(*masks) if masks else (None, [])
@@ -348,7 +348,7 @@ def _stem(path: str) -> str:
 
 
 def pairs_of_images(images: list[str], masks: list[str]) -> list[tuple[str, str]]:
-    """Pair every image with its mask; raise UsageError for an image without one mask."""
+    """Pair every image with its mask; raise UsageError unless every image has exactly one mask."""
     by_stem: dict[str, list[str]] = {}
     for mask in masks:
         by_stem.setdefault(_stem(mask), []).append(mask)
@@ -389,7 +389,7 @@ VOC_CLASSES = (
 
 
 def class_numbers(classes: Any) -> dict[str, int]:
-    """Return the number of each class, from a list of names or a dict."""
+    """Return a dict of class ids by class name, for a list of names or a dict."""
     if classes is None:
         classes = VOC_CLASSES
     if isinstance(classes, Mapping):
@@ -404,7 +404,7 @@ def class_numbers(classes: Any) -> dict[str, int]:
 
 
 def voc_images(root: str, splits: Any) -> list[tuple[str, str]]:
-    """Return paths of image and annotation for all items of splits in a ``VOCdevkit``."""
+    """Return the image and annotation paths of all items of the splits in a ``VOCdevkit``."""
     records = []
     for split in splits:
         if not isinstance(split, list | tuple) or len(split) != 2:
@@ -437,7 +437,7 @@ def _number(element: ElementTree.Element, path: str) -> float:
 
 
 def voc_boxes(annotation: str, numbers: Mapping[str, int]) -> np.ndarray:
-    """Read the objects of an annotation file as float32 of shape (objects, 6)."""
+    """Read the objects in an annotation file as a float32 array of shape (objects, 6)."""
     try:
         tree = ElementTree.fromstring(read_bytes(annotation))
         width, height = (_number(tree, f"size/{side}") for side in ("width", "height"))
@@ -459,14 +459,14 @@ def voc_boxes(annotation: str, numbers: Mapping[str, int]) -> np.ndarray:
 
 
 def voc_records(root: str, splits: Any, classes: Any = None) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield path and objects of every image."""
+    """Yield the path and the objects of every image of PASCAL VOC splits."""
     numbers = class_numbers(classes)
     for image, annotation in voc_images(root, splits):
         yield image, voc_boxes(annotation, numbers)
 
 
 def coco_records(root: str, split: str) -> list[tuple[str, np.ndarray]]:
-    """Return path and objects, float32 of shape (objects, 5), of every image of a COCO split.
+    """Return the path and objects (float32, shape (objects, 5)) of every image of a COCO split.
 
     Classes are numbered from 0 in the order of their ``category_id``.
     """
@@ -497,7 +497,7 @@ def coco_records(root: str, split: str) -> list[tuple[str, np.ndarray]]:
 
 
 def _single_file(folder: str, start: str, end: str) -> str:
-    """Return the only file in a directory whose name has the given start and end."""
+    """Return the directory's only file whose name starts with `start` and ends with `end`."""
     names = [posixpath.basename(path) for path in listdir(folder)]
     fitting = [name for name in names if name.startswith(start) and name.endswith(end)]
     exact = [name for name in fitting if name == start + end]

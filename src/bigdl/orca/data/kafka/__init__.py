@@ -1,4 +1,4 @@
-"""Kafka as the source and the sink of streams, with exactly-once processing of each row."""
+"""Kafka as a streaming source and sink, with exactly-once processing of each row."""
 
 from bigdl.orca.data.kafka.sink import write_kafka
 from bigdl.orca.data.kafka.stream import read_kafka

@@ -94,7 +94,7 @@ def consumer_of(settings: tuple[tuple[str, str], ...], group: str) -> Any:
 
 
 def partitions_of(consumer: Consumer, topics: list[str]) -> list[tuple[str, int]]:
-    """Return topic name and number of all partitions of existing topics."""
+    """Return ``(topic, partition number)`` for every partition of existing topics."""
 
     def list_partitions() -> list[tuple[str, int]]:
         known = consumer.list_topics(timeout=BROKER_CALL_S).topics

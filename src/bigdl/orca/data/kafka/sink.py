@@ -123,7 +123,7 @@ def write_kafka(
 
 @dataclass(frozen=True)
 class _Sink:
-    """Settings that the tasks of all batches share.
+    """Settings of a Kafka sink, shared by the tasks of all batches.
 
     Attributes
     ----------

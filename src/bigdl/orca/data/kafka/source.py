@@ -54,7 +54,7 @@ class KafkaDataSource(DataSource):
 
 @dataclass
 class OffsetRange(InputPartition):
-    """Records of a partition from one offset to before another."""
+    """Records of a Kafka partition from offset `start` up to, but not including, offset `end`."""
 
     topic: str
     partition: int

@@ -1,4 +1,4 @@
-"""Lake tables as pandas, Spark and Ray frames, whose tasks read the files."""
+"""Conversion of lake tables to pandas, Spark and Ray frames, read by the frameworks' tasks."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def spark_frame(
 
 
 def ray_dataset(table: LakeTable, slots: int) -> Any:
-    """Return a ``ray.data.Dataset`` that at least `slots` tasks read."""
+    """Return a ``ray.data.Dataset`` that is read by at least `slots` tasks."""
     data = require("ray.data", "ray")
     read, shards = parts(table, slots)
 
@@ -110,7 +110,7 @@ def _split_for_tasks(ranges: Sequence[RowRange], slots: int) -> list[list[RowRan
 
 
 def _parallelism(session: SparkSession) -> int:
-    """Return the number of concurrent tasks of a session, 8 if it is unknown."""
+    """Return the number of concurrent tasks of a session, or 8 if it is unknown."""
     context = getattr(session, "_sc", None)  # missing in Spark Connect sessions
     return 8 if context is None else context.defaultParallelism
 

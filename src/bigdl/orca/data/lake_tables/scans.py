@@ -103,7 +103,7 @@ def open_parquet(path: str, texts: Sequence[str] | None = None) -> Iterator[pq.P
 
 @contextmanager
 def missing_file_explained(path: str) -> Iterator[None]:
-    """Raise UsageError for a file that was removed after the plan was made.
+    """Convert FileNotFoundError to UsageError, for a file that was removed after planning.
 
     Raises
     ------
@@ -355,7 +355,7 @@ def _middle(group: Any) -> int:
 
 
 def has_columns(file_columns: Sequence[tuple[str, Any]], selected: Mapping[str, Any]) -> bool:
-    """Return True if a file has the columns, without others that differ only in case.
+    """Return True if a file has the selected columns, and no others that differ only in case.
 
     Parameters
     ----------
@@ -371,7 +371,7 @@ def has_columns(file_columns: Sequence[tuple[str, Any]], selected: Mapping[str, 
 
 
 def has_modern_dates(file: pq.ParquetFile, dates: Sequence[str], rebase_mode: str) -> bool:
-    """Return True if date columns use the proleptic Gregorian calendar, as Spark decides it.
+    """Return True if date columns use the proleptic Gregorian calendar by Spark's rules.
 
     Parameters
     ----------
@@ -393,7 +393,7 @@ def has_modern_dates(file: pq.ParquetFile, dates: Sequence[str], rebase_mode: st
 
 
 def _are_late(file: pq.FileMetaData, dates: Sequence[str]) -> bool:
-    """Return True if statistics show that no date is before the calendar switch of 1582."""
+    """Return True if a file's statistics show no date before the calendar switch of 1582."""
     groups = map(file.row_group, range(file.num_row_groups))
     columns = (g.column(i) for g in groups if g.num_rows for i in range(g.num_columns))
     statistics = (each.statistics for each in columns if each.path_in_schema in dates)

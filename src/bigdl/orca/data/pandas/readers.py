@@ -58,7 +58,7 @@ def split_paths(file_path: str | os.PathLike | Sequence) -> list[str]:
 
 
 def paths_for_spark(file_path) -> list[str]:
-    """Return paths in the form for Spark's readers.
+    """Convert paths to the form that Spark's readers expect.
 
     On a single machine existing paths are made absolute, because the JVM may have another working
     directory.
@@ -246,7 +246,7 @@ def _refuse_empty_files(path: str) -> None:
 
 
 def _read_lake(path: Any, columns: Sequence[str] | None) -> SparkXShards | RayXShards:
-    """Read a lake table to XShards with one frame per part, whose files the tasks read."""
+    """Read a lake table in Spark or Ray tasks, as XShards with one frame per partition."""
     from bigdl.orca.data.lake_tables import frames
 
     table = open_table(path)
@@ -560,7 +560,7 @@ _CHARSETS = {
 
 
 def _translate_encoding(options: dict[str, Any]) -> None:
-    """Replace an encoding by Spark's name for it, or raise UsageError if Spark lacks it."""
+    """Replace an encoding with Spark's name for it, or raise UsageError if Spark lacks it."""
     for key in [name for name in options if name.lower() in ("encoding", "charset")]:
         encoding = options[key]
         if encoding is None:
@@ -591,7 +591,7 @@ def _translate_encoding(options: dict[str, Any]) -> None:
 def _headers_of(
     files: Sequence[str], sep: str, quote: str, encoding: str | None
 ) -> dict[tuple[str, ...], list[str]] | None:
-    """Return the files of each header, without empty files, or None if a header is unreadable."""
+    """Group files by header, without empty files; return None if a header is unreadable."""
     import csv
 
     def header(file: str) -> tuple[str, ...]:
@@ -627,7 +627,7 @@ def _headers_of(
 
 
 def _schema_by_names(reader: Any, headers: dict[tuple[str, ...], list[str]]) -> StructType:
-    """Return the common schema of files with differently ordered columns, in the first's order.
+    """Return the common schema of files with differently ordered columns, ordered as in the first.
 
     Raises
     ------
@@ -684,7 +684,7 @@ def _load_by_names(headers: dict[tuple[str, ...], list[str]], reader: Any, schem
 
 
 def _wide(schema: StructType) -> StructType:
-    """Replace inferred 32-bit integers in a schema by 64-bit integers, as in pandas."""
+    """Replace inferred 32-bit integers in a schema with 64-bit integers, as in pandas."""
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
     return StructType(

@@ -30,7 +30,7 @@ _ERROR = -1  # marks an error instead of a vocabulary index
 
 
 class StringIndexer:
-    """Encoder that replaces the values of columns by integers.
+    """Encoder that replaces the values of columns with integers.
 
     Parameters
     ----------
@@ -58,12 +58,12 @@ class StringIndexer:
         self.indices: StringIndex | list[StringIndex] | None = None
 
     def setInputCol(self, inputCol: str | list[str]) -> StringIndexer:
-        """Set the columns, and discard what was learned; return this object."""
+        """Set the columns, discard the learned vocabulary, and return this object."""
         self.inputCol, self.indices = inputCol, None
         return self
 
     def fit_transform(self, shard: SparkXShards) -> SparkXShards:
-        """Learn the vocabulary of the columns and replace values by their numbers.
+        """Learn the vocabulary of the columns and replace values with their numbers.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class StringIndexer:
         return encoded
 
     def transform(self, shard: SparkXShards) -> SparkXShards:
-        """Replace the values by the learned numbers, and new values by 0."""
+        """Replace known values with the learned numbers, and unknown values with 0."""
         if self.indices is None:
             raise UsageError("Please call fit_transform first", code="not-fitted")
         return encode_string(shard, as_columns(self.inputCol, "inputCol"), self.indices)
@@ -152,7 +152,7 @@ def encode_string(
     sort_for_array: bool = False,
     keep_most_frequent: bool = False,
 ) -> Any:
-    """Replace the values of columns by their numbers.
+    """Replace the values of columns with their numbers.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ class VocabularySource:
 
 
 def sources_of(columns: Any, freq_limit: Any) -> list[VocabularySource]:
-    """Return the vocabularies for the arguments of ``gen_string_idx``.
+    """Return the columns of each vocabulary that the arguments of ``gen_string_idx`` define.
 
     Parameters
     ----------
@@ -391,7 +391,7 @@ class _Encoder:
         self.split, self.sort, self.first = split, sort, first
 
     def numbers(self, values: pd.Series):
-        """Return the numbers of single values as an int32 array."""
+        """Return the number of each value, 0 for unknown values, as an int32 array."""
         return self.ids[self.values.get_indexer(pd.Index(values))]
 
     def __call__(self, series: pd.Series) -> pd.Series:
@@ -452,7 +452,7 @@ def _tokens(cells: pd.Series, split: str) -> pd.Series:
 
 
 class StringIndex:
-    """Vocabulary of a column: a number from 1 for each value; 0 for all other values.
+    """Vocabulary of a column, which numbers known values from 1 and maps all other values to 0.
 
     Parameters
     ----------

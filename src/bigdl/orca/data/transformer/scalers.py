@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Moments(NamedTuple):
-    """Count, mean, sum of squared deviations, minimum and maximum of each feature of some rows."""
+    """Count, mean, sum of squared deviations, minimum and maximum of each feature."""
 
     known: np.ndarray
     mean: np.ndarray
@@ -67,7 +67,7 @@ class _Scaler(ABC):
         self.setInputOutputCol(inputCol, outputCol)
 
     def setInputOutputCol(self, inputCol: str | list[str] | None, outputCol: str | None) -> _Scaler:
-        """Set input and output columns, and discard what was learned; return this object."""
+        """Set input and output columns, discard the learned function, and return this object."""
         self.inputCol, self.outputCol = inputCol, outputCol
         self._function: _AffineTransform | None = None
         return self
@@ -77,7 +77,7 @@ class _Scaler(ABC):
         """Return the linear function for the given moments."""
 
     def fit_transform(self, shard: SparkXShards) -> SparkXShards:
-        """Fit on all shards and add the column of scaled values.
+        """Fit on all shards and add a column of scaled values.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class _Scaler(ABC):
         return self.transform(shard)
 
     def transform(self, shard: SparkXShards) -> SparkXShards:
-        """Add the column of values scaled with the fitted function."""
+        """Add a column of values scaled with the fitted function."""
         if self._function is None:
             raise UsageError("Please call fit_transform first", code="not-fitted")
         columns, output = self._columns(shard), cast("str", self.outputCol)

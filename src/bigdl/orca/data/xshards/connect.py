@@ -43,7 +43,7 @@ def _rows(batches: Iterable) -> Iterator[tuple]:
 
 
 class ConnectShards:
-    """Elements of any type in the partitions of a DataFrame, with methods of an RDD.
+    """RDD-like collection of elements of any type, stored in the partitions of a DataFrame.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class ConnectShards:
 
     @classmethod
     def of_rows(cls, frame: DataFrame) -> ConnectShards:
-        """Create elements from the rows of a DataFrame; a vector becomes a dict of its fields."""
+        """Create a collection of a DataFrame's rows, in which a vector is a dict of its fields."""
         return cls(frame, decode=_rows)
 
     # -- narrow functions --------------------------------------------------------------------------
@@ -237,14 +237,14 @@ class ConnectShards:
         return run
 
     def _frame(self) -> DataFrame:
-        """Return the elements as rows of pieces; the same DataFrame each time, to be persisted."""
+        """Return the elements as a DataFrame of pieces; create it once, so it can be persisted."""
         if self._cached_frame is None:
             is_encoded = not self._functions and self._decode is _unpickled
             self._cached_frame = self._source if is_encoded else self._cells(lambda element: 0)
         return self._cached_frame
 
     def _cells(self, target: Callable[[Any], int]) -> DataFrame:
-        """Return the elements as pieces for the partitions that `target` returns."""
+        """Return a DataFrame of pieces, with each element in partition ``target(element)``."""
         run = self._run()
 
         def work(batches: Iterable) -> Iterator:

@@ -123,7 +123,7 @@ def _is_beyond_floats(column: Any, type_: pa.DataType) -> bool:
 
 
 def unified_types(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | None:
-    """Return one Arrow type per column for the values of all shards, or None without shards."""
+    """Return each column's common Arrow type in all shards, or None if there are no shards."""
     known: dict[Any, pa.DataType] | None = None
     beyond: dict[Any, pa.DataType] = {}
     for shard in shards:
@@ -268,7 +268,7 @@ def frames_of(
     empty = _serialize(arrow_schema(frame.schema, zone).empty_table())
 
     def cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Split the batches of a partition at shard boundaries; each part is one cell."""
+        """Split a partition's batches at shard boundaries; yield each part as one binary cell."""
         row, size = 0, shard_size or sys.maxsize
         for batch in batches:
             low = 0

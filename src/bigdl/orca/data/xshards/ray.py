@@ -63,7 +63,7 @@ class RayXShards(XShards):
 
     @staticmethod
     def from_spark_xshards(spark_xshards: SparkXShards) -> RayXShards:
-        """Compute SparkXShards into Ray's object store, without passing through the driver.
+        """Compute SparkXShards and store them in Ray's object store, bypassing the driver.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class RayXShards(XShards):
         return RayXShards(partitions_to_ray(spark_xshards.rdd, RayCluster.of_program()))
 
     def to_spark_xshards(self) -> SparkXShards:
-        """Return the same shards as SparkXShards, in the same partitions.
+        """Return the same shards as SparkXShards, in the same partitions and order.
 
         Spark tasks fetch them from Ray, which keeps them while the result is in use.
         """
@@ -175,7 +175,7 @@ class RayXShards(XShards):
     # With actors --------------------------------------------------------------------------------
 
     def transform_shards_with_actors(self, actors: Sequence, func: Callable) -> RayXShards:
-        """Return new XShards of the results of actors for the partitions.
+        """Call a function with an actor and each partition; return the results as new XShards.
 
         Parameters
         ----------
@@ -194,7 +194,7 @@ class RayXShards(XShards):
     def reduce_partitions_for_actors(
         self, actors: Sequence, reduce_partitions_func: Callable, return_refs: bool = False
     ) -> list:
-        """Call a function with all partitions of each actor, and return its results.
+        """Call a function with each actor and all of its partitions; return the results.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ class RayXShards(XShards):
         reduce_partitions_func: Callable,
         return_refs: bool = False,
     ) -> list:
-        """Call a function with each actor's partitions of these and of other XShards.
+        """Call a function with each actor and its partitions of both XShards; return the results.
 
         Parameters
         ----------

@@ -144,7 +144,7 @@ class RayAddress:
 
 
 def start_stores(cluster: RayCluster) -> None:
-    """Start a store on every node, also on nodes without tasks."""
+    """Start a store on every node, even on nodes that run no tasks."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     session, hosts = cluster.session, cluster.hosts
@@ -163,7 +163,7 @@ def start_stores(cluster: RayCluster) -> None:
 
 
 def cells_to_ray(frame: DataFrame, cluster: RayCluster, num_workers: int) -> list[list]:
-    """Compute a DataFrame of cells (:mod:`bigdl.orca.data.feeds.packing`) into Ray.
+    """Compute a DataFrame of cells (:mod:`bigdl.orca.data.feeds.packing`) and put it into Ray.
 
     Returns
     -------
@@ -182,7 +182,7 @@ def cells_to_ray(frame: DataFrame, cluster: RayCluster, num_workers: int) -> lis
 
 
 def _by_target(batches: Iterable) -> Iterator[tuple[int, Any]]:
-    """Group cells by worker and yield tables of about one block each."""
+    """Group cells by worker and yield ``(worker, table)``, with tables of about one block."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -201,7 +201,7 @@ def _by_target(batches: Iterable) -> Iterator[tuple[int, Any]]:
 
 
 def arrow_to_ray(frame: DataFrame, cluster: RayCluster) -> list:
-    """Compute a DataFrame into Ray; return a reference of one Arrow table per partition."""
+    """Compute a DataFrame and put it into Ray; return a reference of one table per partition."""
     schema = to_arrow(frame.limit(0)).schema
 
     def keyed_tables(source: int, batches: Iterable) -> Iterator[tuple[Any, Any]]:
@@ -214,7 +214,7 @@ def arrow_to_ray(frame: DataFrame, cluster: RayCluster) -> list:
 
 
 def _batches_to_ray(frame: DataFrame, cluster: RayCluster, keyed_tables: Callable) -> list[tuple]:
-    """Compute tables with ``keyed_tables(partition, batches)`` and put them into Ray by key.
+    """Put the pairs of key and table that ``keyed_tables(partition, batches)`` yields into Ray.
 
     Returns
     -------
@@ -236,7 +236,7 @@ def _batches_to_ray(frame: DataFrame, cluster: RayCluster, keyed_tables: Callabl
 
 
 def partitions_to_ray(rdd: RDD, cluster: RayCluster) -> list:
-    """Compute an RDD into Ray; return a reference of each partition's list of elements."""
+    """Compute an RDD and put it into Ray; return a reference of each partition's element list."""
     exchange = RayAddress.of(cluster)
 
     def put(partition: int, elements: Iterable) -> Iterator[int]:

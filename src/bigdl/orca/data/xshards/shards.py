@@ -45,7 +45,7 @@ def known_class_name(name: str) -> str:
 
 
 def rows(shard: Any) -> int | None:
-    """Return the number of rows of a shard that can be split by rows, else None.
+    """Return the number of rows of a shard, or None if the shard cannot be split by rows.
 
     Frames, Series, arrays, lists, and (nested) dicts of arrays of equal length can be split.
     """
@@ -127,7 +127,7 @@ def computing(sc: SparkContext | None) -> Iterator[None]:
 
 
 def with_failures(shards: Iterable) -> Iterable:
-    """Return a partition's shards; in jobs of :func:`computing` a failure is a FailedShard."""
+    """Return a partition's shards, in jobs of :func:`computing` with failures as FailedShards."""
     return _with_failure(shards) if _task().getLocalProperty(_COMPUTING) else shards
 
 
@@ -157,7 +157,7 @@ def _task() -> TaskContext:
 
 
 def collected(rdd: RDD, number: int | None = None) -> list:
-    """Return all elements of an RDD, or the first `number`, with the user's errors raised here.
+    """Return all elements of an RDD, or the first `number`; raise errors of the user's function.
 
     Raises
     ------
@@ -228,7 +228,10 @@ def partition_by(rdd: RDD, column: str, number: int) -> RDD:
 
 
 def _exchange(rdd: RDD, cut: Callable, number: int, join: Callable | None) -> RDD:
-    """Move the pieces ``(target, (position, piece))`` of `cut`; sort them by position and join."""
+    """Move the pieces that `cut` yields to their target partitions; sort and join them there.
+
+    ``cut(partition, elements)`` yields ``(target, (position, piece))``; the sort is by position.
+    """
 
     def arrange(pieces: Iterable) -> Iterator:
         ordered = [piece for _, (_, piece) in sorted(pieces, key=lambda each: each[1][0])]
@@ -284,7 +287,7 @@ def _join(pieces: list) -> Any:
 
 
 def stack_samples(samples: Iterable) -> Iterator[dict]:
-    """Stack a partition's samples, ``(features, labels)`` or features, to a dict of arrays."""
+    """Stack a partition's samples, ``(features, labels)`` or features, into a dict of arrays."""
 
     def stack(values: Sequence) -> np.ndarray:
         return np.stack([np.asarray(value, np.float32) for value in values])

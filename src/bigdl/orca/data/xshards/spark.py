@@ -414,7 +414,7 @@ class SparkXShards(XShards):
     # What is in them -----------------------------------------------------------------------------
 
     def _fields(self) -> dict[str, object]:
-        """Return what a representation shows without computing the shards."""
+        """Return the fields of the text representation without computing the shards."""
         schema = self.type.get("schema") or {}
         try:
             partitions: object = self.num_partitions()
@@ -482,7 +482,7 @@ class SparkXShards(XShards):
         return self._summaries
 
     def _get_class_name(self) -> str | None:
-        """Return the class name of the first shard, or None without shards."""
+        """Return the class name of the first shard, or None if there are no shards."""
         if "class_name" not in self.type:
             self._summary()
         return self.type.get("class_name")
@@ -629,7 +629,7 @@ class SparkXShards(XShards):
         return self._derive(rdd, class_name=class_name)
 
     def stack_feature_labels(self) -> SparkXShards:
-        """Stack samples to one shard ``{"x": ..., "y": ...}`` of float32 arrays per partition.
+        """Stack each partition's samples into one shard ``{"x": ..., "y": ...}`` of float32 arrays.
 
         Each shard is one sample, ``(features, labels)`` or features alone.  Features and labels are
         arrays, or tuples, lists or dicts of arrays; the result has the same structure.
@@ -713,7 +713,7 @@ class SparkXShards(XShards):
         return self._derive(rdd, *others, class_name=DATA_FRAME)
 
     def _as_spark(self, prefix: str = "c") -> tuple[DataFrame, dict[Any, str]]:
-        """Return a Spark DataFrame of the rows, and its column names by the shards' names."""
+        """Return a Spark DataFrame of the rows, and its column names by the names in the shards."""
         self._require_frames()
         return frames.spark_frame(self.rdd, prefix)
 
@@ -769,7 +769,7 @@ class SparkXShards(XShards):
     def sort_values(
         self, col_names: str | Sequence[str] | None = None, ascending: bool | Sequence[bool] = True
     ) -> SparkXShards:
-        """Sort all rows by some columns, with nulls last; the sort is stable.
+        """Sort all rows by one or more columns, with nulls last; the sort is stable.
 
         Parameters
         ----------
@@ -905,7 +905,7 @@ class SparkXShards(XShards):
         agg: str | list[str] | dict[str, str | list[str]] = "count",
         join: bool = False,
     ) -> SparkXShards:
-        """Aggregate the rows by groups of equal values in some columns.
+        """Group the rows by equal values in columns, and aggregate each group.
 
         Parameters
         ----------
@@ -976,7 +976,7 @@ class SparkXShards(XShards):
     # Columns -------------------------------------------------------------------------------------
 
     def select(self, cols: str | Sequence[str]) -> SparkXShards:
-        """Select columns; the result has frames, also for a single column."""
+        """Select columns; the shards of the result are frames, even for a single column."""
         return self._derive_frames(self.rdd.map(itemgetter(self._columns(cols))))
 
     def drop_missing_value(self) -> SparkXShards:
@@ -1168,13 +1168,13 @@ def _with_row_id(frame: DataFrame, column: str = _ROW_ID) -> DataFrame:
 
 
 def _equal(pairs: Iterable[tuple[str, str]]) -> Column:
-    """Return the condition that pairs of columns are equal, where nulls are equal."""
+    """Return the condition that all pairs of columns are equal; null equals null."""
     conditions = (F.col(left).eqNullSafe(F.col(right)) for left, right in pairs)
     return reduce(and_, conditions, F.lit(True))
 
 
 def _aggregates(agg: Any, by: Sequence, names: list) -> list[tuple[Any, str]]:
-    """Return the pairs of column and function that `agg` specifies."""
+    """Return the pairs of column and function that the argument `agg` specifies."""
     if not isinstance(agg, str | list | dict):
         raise UsageError(
             f"agg must be a function name, a list of them, or a dict by column, got {agg!r}",
