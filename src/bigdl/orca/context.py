@@ -330,7 +330,7 @@ def stop_orca_context() -> None:
 def init_spark_with(
     properties: Mapping[str, str], spark_log_level: str = "WARN", redirect_spark_log: bool = True
 ) -> SparkContext:
-    """Start Spark with the user's properties, which also name the master.
+    """Start Spark with the user's properties, which include the master.
 
     They override the settings of a ``spark-submit`` command.  An active SparkContext is reused.
 

@@ -34,7 +34,7 @@ _OPTIMIZERS = ("sgd", "adagrad", "adam", "rowwise_adagrad")
 
 
 class _TableLayer(keras.layers.Layer):
-    """Base of embedding layers that a torch table with its optimizer backs in a worker.
+    """Base class of embedding layers whose rows a torch table holds and updates in a worker.
 
     Attributes
     ----------
@@ -372,7 +372,7 @@ class ShardedEmbedding(_TableLayer):
 
 @keras.saving.register_keras_serializable("bigdl")
 class GrowingEmbedding(_TableLayer):
-    """Sharded embedding of arbitrary ids, which gets rows as a training reads new ids.
+    """Sharded embedding of arbitrary ids, which adds rows when training reads new ids.
 
     An id gets a row once a training has read it often enough, and may lose it when batches stop
     reading it. An id without a row reads zeros, which are not trained. Otherwise it works like

@@ -144,7 +144,7 @@ class OrcaContext(metaclass=_Checked):
 
     @staticmethod
     def get_ray_context() -> OrcaRayContext:
-        """Return the Ray context; start Ray on the nodes of the active Spark if needed.
+        """Return the Ray context; start Ray on the nodes of the active SparkContext if needed.
 
         Raises
         ------

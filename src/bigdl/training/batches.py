@@ -141,13 +141,13 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tenso
 
 
 def zero_column(leaves: list[Any], rows: int) -> Any:
-    """Build rows of zeros or empty texts for a column of ``BatchSource.types``."""
+    """Build `rows` rows of zeros or empty texts for a column that `leaves` describe."""
     arrays = {key: np.zeros((rows, *shape), dtype) for key, dtype, shape in leaves}
     return arrays.get(None, arrays)
 
 
 def form_of(batch: Any) -> Any:
-    """Return dtype and number of dimensions of every tensor, in the structure of the batch."""
+    """Return the dtype and dimension count of each tensor, in the structure of the batch."""
     import torch
 
     if isinstance(batch, torch.Tensor):
@@ -217,7 +217,7 @@ class Pass:
 
 
 class BatchSource(ABC):
-    """Rows of a worker that can be read in batches at random.
+    """Rows of a worker that can be read in batches, in any order.
 
     Attributes
     ----------
@@ -261,7 +261,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def window(self, memory: int) -> int:
-        """Return the rows of a shuffle window; 0 if all rows fit in `memory` bytes."""
+        """Return the number of rows in a shuffle window, or 0 if all rows fit in `memory` bytes."""
 
     @abstractmethod
     def order(self, of: Pass) -> Any:
@@ -281,14 +281,14 @@ class BatchSource(ABC):
 
     @abstractmethod
     def ids_from(self, order: Any, start: int) -> np.ndarray | None:
-        """Return ids of the rows from index `start` of an order on; None without ids.
+        """Return the row ids of an order from index `start` to its end; None if rows have no ids.
 
         See :mod:`bigdl.training.remaining_rows`.
         """
 
     @abstractmethod
     def share_of_remaining(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
-        """Return number and selection of this worker's remaining rows; a collective.
+        """Return the number and the selection of this worker's remaining rows; a collective.
 
         Parameters
         ----------
@@ -317,7 +317,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def batch(self, start: int, stop: int, order: Any = None) -> Any:
-        """Read the rows `start`...`stop` of an order; by default that of an evaluation."""
+        """Read the rows `start`...`stop` of an order, by default of the evaluation order."""
 
     @property
     def can_read_ahead(self) -> bool:
@@ -329,7 +329,7 @@ class BatchSource(ABC):
         return True
 
     def in_batches(self, batch_size: int) -> Iterator[tuple[int, Any]]:
-        """Yield number of rows and batch for all rows, in evaluation order."""
+        """Yield the number of rows and the contents of each batch, in evaluation order."""
         order = self.in_order(batch_size)
         for start in range(0, self.rows, batch_size):
             stop = min(start + batch_size, self.rows)
@@ -337,7 +337,7 @@ class BatchSource(ABC):
 
 
 class TensorShard(BatchSource):
-    """Columns of a shard as tensors over the mapped files.
+    """Columns of a shard as tensors that are backed by its mapped files.
 
     Parameters
     ----------
@@ -469,7 +469,7 @@ class TensorShard(BatchSource):
         return True
 
     def window(self, memory: int) -> int:
-        """Return the rows of a shuffle window; 0 if all rows fit in `memory` bytes."""
+        """Return the number of rows in a shuffle window, or 0 if all rows fit in `memory` bytes."""
         total = sum(tensor.nbytes for tensor in self._tensors.values())
         return 0 if total <= memory else max(1, memory * self.rows // total)
 
@@ -486,7 +486,7 @@ class TensorShard(BatchSource):
         return None
 
     def deal(self, rank: int, size: int) -> None:
-        """Keep this worker's part of rows that all workers have, independently of their order."""
+        """Keep this worker's part of rows that all workers have, regardless of the row order."""
         import torch
 
         order = torch.from_numpy(np.argsort(self._ids, kind="stable")[rank::size].copy())
@@ -645,7 +645,7 @@ class VirtualSource:
         self.types = shards[0].types
 
     def in_batches(self, batch_size: int) -> Iterator[tuple[int, Any]]:
-        """Yield number of rows and batch for all rows, shard by shard."""
+        """Yield the number of rows and the contents of each batch, shard by shard."""
         for shard in self.shards:
             yield from shard.in_batches(batch_size)
 
@@ -671,7 +671,7 @@ def _padded(octets: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _as_words(tensor: torch.Tensor) -> torch.Tensor | None:
-    """View 8-byte rows as int64, which gathers twice as fast; return None for other rows."""
+    """View 8-byte rows as int64 for twice as fast gathering; return None for other rows."""
     import torch
 
     width = tensor[:1].nbytes
@@ -1024,7 +1024,7 @@ class LoaderBatches(BatchSource):
         return _Epoch(self._indices(False, 0, 0), (0, 0))
 
     def _indices(self, shuffle: bool, seed: int, epoch: int) -> np.ndarray:
-        """Return the sample indices of this worker, in its order."""
+        """Return the indices of the samples that this worker reads, in reading order."""
         if self._sampler is None:
             indices = np.arange(self._rank, self._count, self._size)
             return indices[permutation(self.rows, seed, epoch, self._rank)] if shuffle else indices
@@ -1063,7 +1063,7 @@ class LoaderBatches(BatchSource):
         return (start, stop), seeds, epoch.indices[start:stop].tolist()
 
     def batch(self, start: int, stop: int, order: _Epoch | None = None) -> list[Any]:
-        """Load the samples `start`...`stop` of an order; by default that of an evaluation."""
+        """Load the samples `start`...`stop` of an order, by default of the evaluation order."""
         if order is None:
             order = self._evaluation()
         loaded = None
@@ -1148,7 +1148,7 @@ class _Processes:
         )
 
     def load(self, items: Iterator[_Item]) -> Iterator[tuple[tuple[int, int], Any]]:
-        """Yield the results of a :class:`_BatchMaker` for items, prefetched."""
+        """Yield the results of :class:`_BatchMaker` for `items`, prefetched by the processes."""
         self._items = items
         with isolated_rng(0):  # torch draws a seed for the processes, which need none
             batches = iter(self._loader)

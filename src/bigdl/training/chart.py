@@ -22,7 +22,7 @@ _PHASES = {"mean_fetch_s": "fetch", "mean_fwd_s": "forward", "mean_bwd_s": "back
 
 
 def _short(value: float, digits: int) -> str:
-    """Format a number with `digits` significant digits; thousands are written in full."""
+    """Format a number with `digits` significant digits; write thousands and millions in full."""
     return f"{value:.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.{digits}g}"
 
 

@@ -76,7 +76,7 @@ class Checkpoint:
 
     @property
     def left(self) -> SavedSlices | None:
-        """Ids of an epoch's remaining rows, see :mod:`bigdl.training.remaining_rows`; or None."""
+        """Ids of an epoch's remaining rows (see :mod:`~bigdl.training.remaining_rows`), or None."""
         described = self.manifest.get(IDS)
         if not described or self.url is None:
             return None
@@ -331,7 +331,7 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the validated manifest of a checkpoint; name the checkpoint in errors."""
+        """Yield the validated manifest of a checkpoint; include its path in errors."""
         try:
             manifest = json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}"))
             check_manifest(manifest)
@@ -344,7 +344,7 @@ class CheckpointDirectory:
             ) from error
 
     def latest(self, warn: Callable[[str], None] = logger.warning) -> tuple[str, Checkpoint] | None:
-        """Return name and content of the newest readable checkpoint; skip damaged ones."""
+        """Return the name and content of the newest readable checkpoint; skip damaged ones."""
         for name in reversed(self.names()):
             try:
                 return name, self.read(name)

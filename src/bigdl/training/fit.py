@@ -1,4 +1,4 @@
-"""Fits: settings, the epochs of a worker, and the driver's retries, progress and state.
+"""Fits: settings, the epoch loop of a worker, and the driver's retries, progress and state.
 
 An :class:`EpochRunner` runs epochs with three components.  :class:`Hooks` call the callbacks of a
 framework.  A :class:`TrainingStep` updates the weights: in a worker, which has a part of every
@@ -62,7 +62,7 @@ _WARNING = "warning"  # prefix of the topics of workers' warnings to the user
 
 
 class TrainingSession:
-    """An Estimator's fits with their retries, and its state between calls.
+    """Runner of an Estimator's fits, with retries; it keeps the training state between calls.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class TrainingSession:
         policy: FailurePolicy,
         progress: Progress,
     ) -> None:
-        """Complete the settings and run their program to the end."""
+        """Complete the settings and run the program that is built from them."""
         start = self.snapshot
         if self._is_resumed and start is not None:  # continue inside the interrupted epoch
             start = replace(start, manifest={**start.manifest, "partial": None})
@@ -460,7 +460,7 @@ class FitContext:
     _warned: set[str] = field(default_factory=set)
 
     def warn(self, text: str, about: str = "") -> None:
-        """Log a warning once per subject; of equal warnings of several workers one is shown."""
+        """Log a warning once per subject; if several workers send the same warning, log it once."""
         if about in self._warned:
             return
         if about:
@@ -473,7 +473,7 @@ class FitContext:
 
 @dataclass
 class Triggers:
-    """Triggers of a fit, which decide about its end and its checkpoints.
+    """Triggers that decide when a fit ends and when it saves a checkpoint.
 
     The answer of rank 0 counts for triggers that are not reproducible.
     """
@@ -501,7 +501,7 @@ class Triggers:
 
 
 class Hooks(ABC):
-    """Callbacks of a framework around the epochs of a fit, and the files of its model."""
+    """Interface to a framework's callbacks during a fit, and to the files of its model."""
 
     @property
     @abstractmethod
@@ -525,7 +525,7 @@ class Hooks(ABC):
         """Run callbacks after the steps of an epoch; return its ``loss`` and ``score``."""
 
     def close_epoch(self, entry: dict[str, Any]) -> None:  # noqa: B027 - few have to do it
-        """Run callbacks after an epoch was counted as finished."""
+        """Run callbacks after an epoch has been counted as finished."""
 
     @abstractmethod
     def is_stopped(self, *, in_epoch: bool = False) -> bool:
@@ -537,7 +537,7 @@ class Hooks(ABC):
 
     @abstractmethod
     def load(self, files: dict[str, bytes]) -> None:
-        """Load files of :meth:`files` of any backend, or only the model's file."""
+        """Load the files that :meth:`files` of any backend returned, or only the model's file."""
 
 
 class TrainingStep(ABC):
@@ -554,21 +554,21 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def run(self, triggers: Triggers) -> bool:
-        """Make the step and advance the position; return True if a checkpoint is due."""
+        """Run the step and advance the position; return True if a checkpoint is due."""
 
     @abstractmethod
     def end_epoch(self) -> dict[str, Any] | None:
-        """Return the epoch's training and validation metrics; None without a step."""
+        """Return the epoch's training and validation metrics, or None if no step was run."""
 
     def pull_model(self) -> None:  # noqa: B027 - few have to do it
         """Copy the current weights from other processes to this process's model."""
 
     def push_model(self) -> None:  # noqa: B027 - few have to do it
-        """Send the changes that callbacks made in the model to the other processes."""
+        """Send the changes that callbacks made to the model to the other processes."""
 
 
 class Checkpointer(ABC):
-    """Interface that saves and restores the states of a fit.
+    """Interface for saving and restoring the states of a fit.
 
     Attributes
     ----------
@@ -590,12 +590,12 @@ class Checkpointer(ABC):
         """Save the state and end the workers."""
 
     def recover(self, error: WorkerLost) -> None:
-        """Restore the newest state after a loss, or raise the error."""
+        """Restore the newest state after the loss of a worker, or raise the error."""
         raise error
 
     @abstractmethod
     def finish(self, is_changed: bool) -> Any:
-        """Save the final state; return the information with which the driver finds it.
+        """Save the final state; return the information that the driver needs to find it.
 
         Parameters
         ----------
@@ -671,7 +671,7 @@ class EpochRunner:
             self.checkpointer.leave()
 
     def _is_over(self, *, in_epoch: bool = False) -> bool:
-        """Return True if the fit ends now, equally on every rank; may be a collective."""
+        """Return True on every rank if the fit ends now; may be a collective."""
         state = self.context.state
         return state.stop_at.is_reached(state.position) or self.hooks.is_stopped(in_epoch=in_epoch)
 
@@ -706,7 +706,7 @@ def exchange(
 
 
 class WorkerStep(TrainingStep):
-    """Training step in a worker that has a part of every batch.
+    """Training step of a worker, which processes its part of every batch.
 
     Attributes
     ----------
@@ -725,7 +725,7 @@ class WorkerStep(TrainingStep):
 
     @abstractmethod
     def rank_state(self) -> dict[str, Any]:
-        """Return the state that only this rank has."""
+        """Return the state that differs between ranks."""
 
     @abstractmethod
     def put_rank_state(self, state: dict[str, Any]) -> None:
@@ -742,7 +742,7 @@ class WorkerStep(TrainingStep):
         return False
 
     def put_sums(self, states: list[dict[str, Any]]) -> None:
-        """Add the partial epoch metrics of all ranks' :meth:`rank_state` to this rank."""
+        """Add the partial epoch metrics of all ranks' states to the sums of this rank."""
 
     def slices(self) -> "dict[str, np.ndarray]":
         """Return this rank's rows of sharded tables, under the same names on all ranks."""
@@ -757,7 +757,7 @@ class WorkerStep(TrainingStep):
 
     @abstractmethod
     def left(self) -> "np.ndarray | None":
-        """Return ids of this worker's remaining rows of the epoch; None if they have no ids."""
+        """Return the ids of this worker's remaining rows in the epoch; None if rows have no ids."""
 
 
 class WorkerCheckpointer(Checkpointer):
@@ -941,7 +941,7 @@ class WorkerCheckpointer(Checkpointer):
         self._writer.start(partial(write, directory, snapshot))
 
     def _left_everywhere(self, directory: CheckpointDirectory) -> "dict[str, np.ndarray]":
-        """Return ids of the epoch's remaining rows, if all ranks have them."""
+        """Return the ids of the epoch's remaining rows; empty unless all ranks have ids."""
         if not self._state.position.batch:
             return {}
         left = self._step.left() if directory.is_shared() else None
@@ -952,7 +952,7 @@ class WorkerCheckpointer(Checkpointer):
     def _write_slices(
         self, directory: CheckpointDirectory, slices: "dict[str, np.ndarray]"
     ) -> tuple[str, dict[str, list[dict[str, Any]]]]:
-        """Write the slices of all ranks; return the folder and descriptions."""
+        """Write the slices of all ranks; return their folder and their descriptions."""
         aside = None
         if self._sync.rank == 0:
             self._writer.wait()  # it removes unfinished folders

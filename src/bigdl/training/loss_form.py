@@ -1,4 +1,4 @@
-"""Reduction of a loss: a mean over rows, a sum, or a mean over the elements that count.
+"""Reduction of a loss: a mean over rows, a sum, or a mean over unmasked elements.
 
 Each worker computes a part of a batch.  The gradients add up to that of one process only if each
 part is weighted by the divisor of its loss: the number of rows, of labels that are not ignored, or
@@ -49,7 +49,7 @@ class LossForm:
 
     @property
     def divisor(self) -> float:
-        """First divisor; it represents all if the forms are alike."""
+        """First divisor; between losses that are alike, all divisors have the same ratio."""
         return self.divisors[0]
 
     def is_like(self, other: LossForm) -> bool:
@@ -262,7 +262,7 @@ def _count(node: Any) -> int:
 
 
 def _of_elements(node: Any, term: _Term) -> list[_Term]:
-    """Return the terms of a mean or sum, including further means and factors below it."""
+    """Return the terms of a mean or sum, including means and factors deeper in the graph."""
     is_first = True
     while node is not None:
         name, inputs = _name(node), [following for following, _ in node.next_functions]
@@ -374,7 +374,7 @@ def rows_at(value: Any, index: torch.Tensor, rows: int) -> Any:
 
 
 def requiring_grad(value: Any) -> Any:
-    """Copy a structure with detached tensors that require gradients where they can."""
+    """Copy a structure; its floating-point and complex tensors are leaves that need gradients."""
 
     def leaf(tensor: torch.Tensor) -> torch.Tensor:
         out = tensor.detach()
@@ -465,7 +465,7 @@ def probe_parts(part_of: Callable[[torch.Tensor], PartialLoss], rows: int) -> Pr
 
 @dataclass(frozen=True)
 class PartialLoss:
-    """Loss of some rows of a batch.
+    """Loss of a subset of a batch's rows.
 
     Attributes
     ----------
@@ -484,7 +484,7 @@ class PartialLoss:
 
     @classmethod
     def of(cls, loss: Any, rows: int) -> PartialLoss:
-        """Build the partial loss of a torch loss and its rows."""
+        """Build a partial loss from a torch loss and its number of rows."""
         if not isinstance(loss, torch.Tensor):
             return cls(float(loss), rows, None, 2e-4)
         form = read_form(loss, to_leaves=True)
@@ -557,7 +557,7 @@ def _classify(whole: PartialLoss, pairs: Sequence[tuple[PartialLoss, PartialLoss
 
 
 class LossWeights:
-    """Weights of the workers' parts of a batch in its loss, for one loss in one worker.
+    """Per-worker weights that combine the losses of a batch's parts into the batch's loss.
 
     The loop calls :meth:`is_due` for each batch and probes the loss when it is due. The workers
     exchange their results and pass the common one to :meth:`settle`.
@@ -607,7 +607,7 @@ class LossWeights:
         return not self.reduction or self._batches & (self._batches - 1) == 0
 
     def settle(self, reduction: str, reason: str = "") -> bool:
-        """Set the reduction that the workers agreed on; return True if it is newly unknown."""
+        """Set the reduction that the workers agreed on; return True when it becomes unknown."""
         if reduction == "" or reduction == self.reduction or self.reduction == UNKNOWN:
             return False
         if reduction == UNKNOWN:

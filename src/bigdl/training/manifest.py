@@ -25,7 +25,7 @@ _REQUIRED = ("files", "epoch", "step", "global_step")
 
 
 def check_manifest(manifest: Any) -> None:
-    """Raise an error if a manifest is not one that this version can read.
+    """Raise an error if this version cannot read a manifest.
 
     Parameters
     ----------

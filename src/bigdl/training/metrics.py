@@ -138,7 +138,7 @@ class EpochSums:
 
 
 class Timers:
-    """Seconds that a worker's callbacks spend on operations that they name, for the profile.
+    """Durations of named operations in a worker's callbacks, for the profile.
 
     Examples
     --------
@@ -154,7 +154,7 @@ class Timers:
 
     @contextlib.contextmanager
     def record(self, name: str) -> Iterator[None]:
-        """Measure a block and add its seconds to those of `name`."""
+        """Measure a block and record its duration under `name`."""
         started = time.perf_counter()
         try:
             yield
@@ -162,7 +162,7 @@ class Timers:
             self._seconds.setdefault(name, []).append(time.perf_counter() - started)
 
     def stats(self) -> dict[str, float]:
-        """Return this worker's mean and last seconds of each name since the last report."""
+        """Return each name's mean and latest duration in seconds since the last report."""
         return {
             f"{statistic}_{name}_s": value
             for name, seconds in self._seconds.items()
@@ -170,14 +170,14 @@ class Timers:
         }
 
     def take(self) -> dict[str, list[float]]:
-        """Return the sum and the count of each name's seconds, and reset the timers."""
+        """Return each name's total seconds and number of measurements, and reset the timers."""
         taken = {name: [sum(seconds), len(seconds)] for name, seconds in self._seconds.items()}
         self._seconds.clear()
         return taken
 
     @staticmethod
     def means(everyone: Iterable[dict[str, list[float]]]) -> dict[str, float]:
-        """Merge what :meth:`take` returned on all workers into ``mean_<name>_s``."""
+        """Merge the results of :meth:`take` on all workers into ``mean_<name>_s``."""
         total: dict[str, list[float]] = {}
         for taken in everyone:
             for name, (seconds, count) in taken.items():
@@ -446,7 +446,7 @@ def _name_of_metric(key: Any) -> str | None:
 
 
 def as_returned(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Convert losses and counts to Python numbers and metrics to numbers; missing ones to nan.
+    """Convert losses and counts to numbers, metrics to MetricValue objects, and None to nan.
 
     A metric with several numbers becomes a tensor, or a tuple of tensors.
     """

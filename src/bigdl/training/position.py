@@ -1,4 +1,4 @@
-"""Position of a training, its stopping criterion, and triggers that look at it.
+"""Position of a training, its stopping criterion, and triggers that read it.
 
 A :class:`Position` counts over all fits of an Estimator and is part of every checkpoint.  A fit can
 end inside an epoch (``max_steps``, or a callback that stops it).  Its metrics of that epoch are
@@ -51,7 +51,7 @@ class StoppingCriterion:
         return position.epoch >= (self.epochs or 0)
 
     def is_begun(self, position: Position) -> bool:
-        """Return True if part of this fit is already done, as after a resume."""
+        """Return True if part of this fit is already done, for example after a resume."""
         is_within_epoch = position.batch > 0 and position.partial is None
         return position.epochs_with_metrics > self.first or is_within_epoch
 
@@ -109,7 +109,7 @@ class Position:
 
     @classmethod
     def of(cls, manifest: dict[str, Any]) -> Position:
-        """Build the position that a checkpoint's manifest holds."""
+        """Build the position that a checkpoint's manifest records."""
         names = {f.name for f in fields(cls)}
         facts = {"batch" if k == "step" else k: v for k, v in manifest.items()}
         return cls(**{k: v for k, v in facts.items() if k in names})
@@ -187,7 +187,7 @@ class TriggerState:
 
 
 class Trigger(ABC):
-    """Yes-or-no decision that is evaluated after each optimizer step.
+    """Condition that is evaluated after each optimizer step.
 
     A trigger must keep no state, since retries, ``TriggerOr`` and the parameter layer skip or
     repeat calls.

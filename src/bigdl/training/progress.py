@@ -44,7 +44,7 @@ def progress_form(verbose: int | str = "auto") -> str:
 
 
 def progress_of(form: str) -> "Progress":
-    """Create the progress display of a fit in a form of :func:`progress_form`."""
+    """Create a fit's progress display from a result of :func:`progress_form`."""
     return {"bar": ProgressBar, "lines": EpochLines, "none": Progress}[form]()
 
 
@@ -144,7 +144,7 @@ class EpochLines(Progress):
 
 
 def _say_start(workers: int) -> None:
-    """Print that workers are starting, since the first line can take seconds."""
+    """Print that workers are starting, since the first progress line can take seconds."""
     text = f"starting {workers} worker{'s' if workers != 1 else ''}"
     print(text, file=sys.stderr, flush=True)
 

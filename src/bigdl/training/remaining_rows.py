@@ -27,7 +27,7 @@ _PIECE = 1 << 22  # bytes that are hashed at once
 
 
 class RemainingBatches(BatchPlan):
-    """Plan of an epoch's remaining batches; their numbers continue those of the done ones.
+    """Plan of an epoch's remaining batches, numbered after the finished ones.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def share_samples(left: SavedSlices, rank: int, size: int) -> np.ndarray:
 
 
 def as_ids(indices: np.ndarray) -> np.ndarray | None:
-    """Convert sample indices to ids; return None if some are not non-negative integers."""
+    """Convert sample indices to ids, or return None unless all are non-negative integers."""
     if indices.dtype == object and not all(
         isinstance(each, int | np.integer) and each >= 0 for each in indices
     ):

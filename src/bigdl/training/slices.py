@@ -103,7 +103,7 @@ class SavedSlices:
 
     @property
     def stay_in_files(self) -> bool:
-        """True if prediction tasks read rows from files, as the tables are too large to send."""
+        """True if prediction tasks read rows from files since the tables are too large to send."""
         return self.size > BROADCAST and self.is_local
 
     def mapped(self, name: str, *, at_random: bool = True) -> list[np.ndarray]:
@@ -195,7 +195,7 @@ class SavedSlices:
 
 
 def _header(content: bytes) -> tuple[Any, ...]:
-    """Return shape, order and dtype of the array whose ``.npy`` file begins with these bytes."""
+    """Return the shape, order and dtype of the array whose ``.npy`` file starts with `content`."""
     buffer = io.BytesIO(content)
     try:
         npy.read_magic(buffer)

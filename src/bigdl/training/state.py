@@ -149,7 +149,7 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 class RunningState(ABC):
-    """State that layers change without training, merged over the workers after each epoch.
+    """Layer state that is updated without gradients, and merged over the workers every epoch.
 
     A floating-point value becomes the mean over the workers, weighted by the rows that each has
     seen since the last merge. An integer (a counter) becomes the maximum. A value that no worker

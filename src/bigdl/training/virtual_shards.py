@@ -1,4 +1,4 @@
-"""Virtual shards: a partition of rows, and an order of sums, that are independent of the workers.
+"""Virtual shards: a partition of rows and an order of sums independent of the worker count.
 
 Floating-point sums depend on their order, and kernels on the batch shape and the number of threads.
 So a fit with bitwise equal results for any number of workers computes with V *virtual shards*

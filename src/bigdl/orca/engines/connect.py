@@ -77,7 +77,7 @@ class ConnectEngine(SparkEngine):
 
     @property
     def is_driver_reachable(self) -> bool:
-        """True if workers meet at this process, as far as is known."""
+        """True if workers meet at this process, which is assumed until a connection fails."""
         if self._rendezvous == "auto":
             return self.cluster.is_client_reachable is not False
         return self._rendezvous == "driver"
@@ -105,7 +105,7 @@ class ConnectEngine(SparkEngine):
         return Channel(None)
 
     def _is_reached(self, host: str) -> bool:
-        """Return True if a task can connect to the port of the future channel."""
+        """Return True if a Spark task can connect to the port that the channel will use."""
         known = self.cluster.is_client_reachable
         if known is not None:
             return known
@@ -127,7 +127,7 @@ SparkEngine._over_connect = ConnectEngine
 
 
 class ConnectJob(SparkJob):
-    """One program on the tasks of barrier stages, created by :meth:`ConnectEngine.open`."""
+    """Job that runs one program in barrier stages, created by :meth:`ConnectEngine.open`."""
 
     def __init__(self, engine: ConnectEngine, *order):
         self._cluster, self._spark = engine.cluster, engine.cluster.spark

@@ -30,7 +30,7 @@ class StageRepeated(WorkerLost):
 
 
 class StageWatch(ABC):
-    """Base of monitors that are polled while a stage runs."""
+    """Base class of monitors that are polled while a stage runs."""
 
     @abstractmethod
     def poll(self) -> None:

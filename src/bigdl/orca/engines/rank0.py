@@ -94,7 +94,7 @@ def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
 
 
 def _meet(spec, context, rank, hosted):
-    """Connect to the channel of rank 0, which closes it with the stack `hosted`."""
+    """Connect to rank 0's channel, which rank 0 opens and registers in the ExitStack `hosted`."""
     server, location = None, ""
     try:
         if rank == 0:
@@ -118,7 +118,7 @@ def _meet(spec, context, rank, hosted):
 
 
 def _leave(spec, channel, rank, error):
-    """Wait for all workers to end, rank 0 longest; after an error only for a limited time."""
+    """Wait for all workers to end on rank 0; after a failure, on every rank for a limited time."""
     with contextlib.suppress(ConnectionLost):  # rank 0 and its channel may be gone
         channel.set(f"left/{rank}", "")
         others = [f"left/{p}" for p in range(spec.world_size)]

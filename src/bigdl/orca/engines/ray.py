@@ -51,7 +51,7 @@ _NODE_DIED = "node has died"  # part of Ray's error message
 
 
 class InsufficientResources(Exception):
-    """Raised when Ray has room for fewer workers, because nodes were lost."""
+    """Raised when Ray can run fewer workers than requested because nodes were lost."""
 
 
 class RayWorker:
@@ -219,7 +219,7 @@ def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
 
 
 class RayJob(CalledJob):
-    """One program on actors, created by :meth:`RayEngine.open`."""
+    """Job that runs one program on actors, created by :meth:`RayEngine.open`."""
 
     def _attempt(self, *attempt):
         try:
@@ -237,7 +237,7 @@ class RayJob(CalledJob):
         return poll
 
     def _shrink(self, room: int) -> None:
-        """Continue with fewer workers, if their number is sufficient."""
+        """Continue with `room` workers; raise WorkerLost if the engine needs more."""
         least = self._engine.min_workers
         if least is None or room < least:
             raise WorkerLost(
@@ -283,7 +283,7 @@ class RayJob(CalledJob):
 
 
 class RayEngine(Engine):
-    """Engine that runs programs on actors of the Ray that this process is connected to.
+    """Engine that runs programs on actors of the Ray cluster that this process is connected to.
 
     Parameters
     ----------

@@ -140,7 +140,7 @@ class SparkEngine(Engine):
 
     @property
     def is_driver_reachable(self) -> bool:
-        """True if workers meet at the driver, as far as is known."""
+        """True if workers meet at the driver, which is assumed until a connection fails."""
         if self._rendezvous == "auto":
             return self.cluster.sc.applicationId not in unreachable_applications
         return self._rendezvous == "driver"
@@ -202,7 +202,7 @@ class SparkEngine(Engine):
 
 
 class SparkJob(Job):
-    """One program on Spark tasks, created by :meth:`SparkEngine.open`.
+    """Job that runs one program in Spark tasks, created by :meth:`SparkEngine.open`.
 
     The tasks belong to barrier stages. With dynamic allocation they are ordinary tasks that wait
     for each other (:class:`~bigdl.orca.engines.dynamic_workers.DynamicWorkers`).
@@ -281,7 +281,7 @@ class SparkJob(Job):
             raise RuntimeError(watch.text) from None  # error of a function that makes rows
 
     def _collect(self, call, stage, channel):
-        """Run the stage; return when no worker is left, or raise when one was lost."""
+        """Run the stage and return its rows; after an error, stop the remaining workers."""
         with self._engine.cluster.quiet():
             try:
                 cluster, slots = self._engine.cluster, self.num_workers

@@ -332,7 +332,7 @@ class MessageExchange:
         return messages, coming
 
     def _around(self, blocks: dict[int, list], arriving: dict[int, list]) -> None:
-        """Send large parts around a ring: the local blocks, then those that arrive."""
+        """Send large parts around a ring: the local blocks, then the received ones."""
         import torch.distributed as dist
 
         world, this = self._sync.world_size, self._sync.rank
@@ -349,7 +349,7 @@ class MessageExchange:
             work.wait()
 
     def _one_to_each(self, blocks: dict[int, list], arriving: dict[int, list]) -> Iterator[int]:
-        """Send blocks to all ranks in turn, at most `_AHEAD` blocks ahead of theirs.
+        """Send blocks to all ranks in turn, at most `_AHEAD` blocks ahead of the received ones.
 
         More blocks in flight would overload a link, whose losses must be sent again.
         """
@@ -374,7 +374,7 @@ class MessageExchange:
                 work.wait()
 
     def _in_turn(self, blocks: dict[int, list], step: int) -> Iterator[tuple[int, int, Any]]:
-        """Yield index, rank and block, one block of each rank in turn.
+        """Yield index, rank and block of each block, taking one block of each rank in turn.
 
         The ranks follow this rank in ascending order, or in descending order with step -1. A block
         has the same index on its sender and its receiver.
@@ -387,7 +387,7 @@ class MessageExchange:
                 yield index, ranks[index % len(ranks)], block
 
     def _room(self, rank: int, size: int):
-        """Return memory for the large part of a rank's message, reusing that of its last one."""
+        """Return memory for the large part of a rank's message, reused between its messages."""
         import torch
 
         memory = self._memory.get(rank)
@@ -454,7 +454,7 @@ _FIELDS = np.dtype(np.int64).itemsize * (1 + len(_NOTHING.sizes) + HostExchange.
 
 
 def _opened(header: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Split a header into its fields and its room for inline bytes."""
+    """Split a header into its fields and its space for inline bytes."""
     return header[:_FIELDS].view(np.int64), header[_FIELDS:]
 
 

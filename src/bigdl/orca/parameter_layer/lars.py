@@ -12,7 +12,7 @@ import torch
 
 
 class SliceOptimizer(torch.optim.Optimizer, ABC):
-    """Base of optimizers that update one parameter, or a part of it, at a time.
+    """Base class of optimizers that update one parameter, or a part of it, at a time.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class SliceOptimizer(torch.optim.Optimizer, ABC):
 
 
 class LARS(SliceOptimizer):
-    """SGD with momentum and layer-wise adaptive rates: steps scale with weight over gradient norm.
+    """SGD with momentum whose layer-wise rates scale with the ratio of weight and gradient norms.
 
     Parameters
     ----------

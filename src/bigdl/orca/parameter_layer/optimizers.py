@@ -216,7 +216,7 @@ def cut_state(state: Mapping[int, Mapping], geometry: FlatLayout, rank: int) -> 
 
 
 def _cut(key, value, size, first, last, width):
-    """Return the part of a state value that belongs to some elements, or to their rows."""
+    """Return the part of a state value for elements `first` to `last`, or for their rows."""
     import torch
 
     if isinstance(value, torch.Tensor) and key not in _COUNTERS:

@@ -85,7 +85,7 @@ class Pairs:
         self._serializer = serializers.JavaSerializer(conf) if are_small else self._for_large
 
     def tokens(self) -> Any:
-        """Return one empty pair per partition, as a first RDD."""
+        """Create an initial RDD with one empty pair per partition."""
 
         def begin(index, items):
             read_to_end(items)
@@ -95,7 +95,7 @@ class Pairs:
         return self.taken(self.sc.parallelize(range(self.partitions), self.partitions), begin)
 
     def taken(self, rdd: RDD, task: Callable) -> Any:
-        """Return pairs from any PySpark RDD: the results of ``task(index, items)``, by key."""
+        """Apply ``task(index, items)`` to any PySpark RDD; return the resulting pairs by key."""
         raw: Any = rdd.mapPartitionsWithIndex(task)
         raw._bypass_serializer = True
         return self._by_key(raw._jrdd.rdd(), self._for_large)
@@ -148,7 +148,7 @@ class Pairs:
             pairs.unpersist(False)
 
     def drop_for_good(self, pairs: Any) -> None:
-        """Unpersist pairs without lineage, without the warning of ``unpersist``."""
+        """Unpersist pairs that have no lineage, and avoid the warning of ``unpersist``."""
         with contextlib.suppress(Exception):
             self.sc._jsc.sc().unpersistRDD(pairs.rdd().id(), False)
 

@@ -132,7 +132,7 @@ class FlatLayout:
         return segments
 
     def cut(self, touched: Mapping[int, np.ndarray]) -> list[tuple[slice, dict[int, np.ndarray]]]:
-        """Split a gradient into the parts of the slices.
+        """Return the range and the touched rows of each slice in a gradient.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class FlatLayout:
 def ranges_of(
     segments: Sequence[ParameterSegment], touched: Mapping[int, np.ndarray]
 ) -> list[slice]:
-    """Return the ranges of segments in a vector with only the touched rows of tables."""
+    """Return the ranges of segments in a vector that has only the touched rows of tables."""
     lengths = [
         len(touched[each.parameter]) * each.width if each.width else each.stop - each.start
         for each in segments
@@ -281,7 +281,7 @@ class Transport(contextlib.AbstractContextManager):
 
     @abstractmethod
     def rows(self) -> list[dict]:
-        """Return the description of every rank's rows by its replica."""
+        """Return each replica's description of its rank's rows."""
 
     @abstractmethod
     def start(self, states: Sequence[RankState]) -> None:

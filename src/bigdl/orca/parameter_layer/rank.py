@@ -61,7 +61,7 @@ def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dic
 
 @dataclass
 class Contribution(Packable):
-    """Gradient and statistics of a rank's part of a batch; a piece of it, or a sum of pieces.
+    """Gradient and statistics of a rank's part of a batch, a slice of them, or a sum of slices.
 
     Attributes
     ----------
@@ -139,7 +139,7 @@ class Rank:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Measure the time of receiving the input of the next method, and count it there."""
+        """Measure the time to receive a phase's input, which counts as part of that phase."""
         began, started = time.time(), time.perf_counter()
         yield
         self._read = began, time.perf_counter() - started
@@ -177,7 +177,7 @@ class Rank:
         return self._codec.weights == "fp32"
 
     def vector(self) -> tuple[np.ndarray, list[np.ndarray] | None]:
-        """Return a vector for all weights, and its parts into which slices can be received.
+        """Return a vector for all weights, and its parts, into which slices can be received.
 
         The parts are None if ranks send only changed rows: the vector then holds the weights of the
         previous step.
@@ -190,7 +190,7 @@ class Rank:
         return vector, [vector[low:high] for low, high in self._geometry.bounds]
 
     def _put(self, received: dict, vector: np.ndarray, owner: int) -> None:
-        """Copy the received weights of an owner, maybe only changed rows, into the vector."""
+        """Copy an owner's received weights, or only its changed rows, into the vector."""
         low, high = self._geometry.bounds[owner]
         decoded, part = self._weights_codec.decode(received["weights"]), vector[low:high]
         if received["touched"] is None:
@@ -473,7 +473,7 @@ def _union(rows: Sequence[np.ndarray]) -> np.ndarray:
 def _elements(
     vector: np.ndarray, segment: ParameterSegment, rows: Mapping[int, np.ndarray]
 ) -> np.ndarray:
-    """Return a segment of a slice; for a table only the given rows."""
+    """Return a segment of a slice; for a table only the rows that `rows` selects."""
     here = segment.of(vector)
     return here[rows[segment.parameter]] if segment.width else here
 

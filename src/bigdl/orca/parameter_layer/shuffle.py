@@ -184,7 +184,7 @@ class Work:
         return self._number < self._constants.plan.owners
 
     def _state(self) -> RankState:
-        """Return this rank's state; its weights may have been sent as the weights for all ranks."""
+        """Return this rank's state; take its weights from the message to all ranks if necessary."""
         state = RankState.unpack(self.inbox.message(b"S"))
         if not len(state.weights):
             weights = self.inbox.document(b"W")["weights"]
@@ -259,7 +259,7 @@ class Work:
 
 
 def _run(constants, work, arguments, lane, reads, index, frames):
-    """Run the work of one task; return keys and frames alternately.
+    """Run the work of one task; return an iterator that alternates keys and frames.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ def _run(constants, work, arguments, lane, reads, index, frames):
 
 @contextlib.contextmanager
 def _threads(count: int):
-    """Set torch's number of threads for a task; cheaper than the general scope."""
+    """Limit torch to `count` threads within the block; cheaper than :func:`thread_scope`."""
     import torch
 
     before = torch.get_num_threads()
@@ -371,7 +371,7 @@ class ShuffleTransport(Transport):
         return self._call(lambda: self._answers(self._pairs.mapped(self._rows.handles, describe)))
 
     def _task(self, work: Callable, *arguments: Any, lane: int = 0, reads: tuple[int, ...] = ()):
-        """Return a task for :class:`~.pairs.Pairs`, without a closure that would be sent, too."""
+        """Return a task for :class:`~.pairs.Pairs` as a partial, which sends no closure."""
         return functools.partial(_run, self._constants, work, arguments, lane, reads)
 
     def _answers(self, pairs) -> list:

@@ -41,7 +41,7 @@ def _folded(values: torch.Tensor) -> torch.Tensor:
 
 
 def keys_of_ids(ids: torch.Tensor) -> torch.Tensor:
-    """Hash ids to distinct keys, which are spread over the whole range of 64 bits."""
+    """Hash ids to distinct keys, which are spread over the whole 64-bit range."""
     for factor in _FACTORS:
         ids = _folded(ids * factor)
     return ids
@@ -75,7 +75,7 @@ class KeyIndex:
         self._levels = [(empty, empty), (empty, empty)]  # many and recent, each sorted
 
     def find(self, keys: torch.Tensor) -> torch.Tensor:
-        """Return the row index of every key, 0 for unknown keys."""
+        """Return the row index of every key, or 0 for unknown keys."""
         rows = torch.zeros_like(keys)
         for known, of_known in self._levels:
             if len(known):
@@ -103,7 +103,7 @@ def _ordered(keys: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 class KeyedRows:
-    """Rows of one worker by key, a :class:`~bigdl.runtime.collectives.rows.RowTable`.
+    """Row table (:class:`~bigdl.runtime.collectives.rows.RowTable`) of one worker, indexed by key.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class KeyedRows:
         ]
 
     def find(self, keys: torch.Tensor) -> torch.Tensor:
-        """Return the row index of each key, 0 for keys without a row."""
+        """Return the row index of each key, or 0 for keys without a row."""
         return self._index_of_keys.find(keys)
 
     def _admit(self, training: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -234,7 +234,7 @@ class KeyedRows:
             self._expire(self.steps - self._expire_after)
 
     def _expire(self, step: int) -> None:
-        """Free the rows that were last read before `step`, and reset the candidates."""
+        """Free rows last read before `step`, and reset the read counts of keys without a row."""
         last = self.last_read[: self.used]
         expired = torch.nonzero((last != _FREE) & (last < step))[:, 0]
         self.candidates = self.candidates[:0]
@@ -255,7 +255,7 @@ class KeyedRows:
         self._free = torch.nonzero(~is_used)[:, 0]
 
     def take_over(self, saved: SavedTable) -> None:
-        """Restore keys and counters of a saved table; the weight holds its rows already."""
+        """Restore the keys and counters of a saved table whose rows the weight already holds."""
         more = len(self.weight) - len(saved.keys)
         self.used = len(saved.keys)
         self.row_keys = torch.cat([saved.keys, saved.keys.new_zeros(more)])
@@ -356,7 +356,7 @@ class KeyedSlices:
 
 
 class GrowingEmbedding(ShardedTable):
-    """Sharded embedding of arbitrary ids, which gets rows as a training reads new ids.
+    """Sharded embedding of arbitrary ids, which adds rows when training reads new ids.
 
     An id gets a row once a training has read it often enough, and may lose it when batches stop
     reading it. An id without a row reads zeros, which are not trained. Otherwise it works like
@@ -489,7 +489,7 @@ class GrowingEmbedding(ShardedTable):
         return functional.embedding(rows, self.weight, padding_idx=0, sparse=True)
 
     def with_fields(self, ids: torch.Tensor) -> torch.Tensor:
-        """Combine ids and their fields into one number each."""
+        """Combine each id with the index of its field into one number."""
         fields = self._fields
         if fields is None:
             return ids

@@ -36,7 +36,7 @@ tf = LazyModule("tensorflow", "tf")
 
 
 class StepErrors:
-    """First error of the callbacks in a compiled step, which backends wrap in other exceptions.
+    """Recorder of the first exception in a compiled step's callbacks, which backends would wrap.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ def by_number(model: Any, layers: Sequence[Any]) -> dict[int, Any]:
 
 
 class LayerRows:
-    """Rows of one layer in a worker, and the lookups of its calls.
+    """One layer's table in a worker, and its lookups in the current step.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class LayerRows:
             return cast("torch.Tensor", self.table(ids))
 
     def _answer(self, ids: Any) -> tuple[np.ndarray, np.int32]:
-        """Return rows, and the number that identifies them in :meth:`_take_gradient`."""
+        """Return the rows of `ids`, and the number of this lookup for :meth:`_take_gradient`."""
         rows = self._fetch(torch.from_numpy(np.array(ids, "int64")))
         number = len(self._lookups)
         if rows.requires_grad:
@@ -218,7 +218,7 @@ class LayerRows:
 
 @functools.cache
 def _anchored() -> Callable[..., Any]:
-    """Return a function that passes the gradient of rows to a layer's anchor as zeros."""
+    """Create an autograd function that outputs its rows and gives the anchor a zero gradient."""
 
     class Anchored(torch.autograd.Function):
         @staticmethod
@@ -358,7 +358,7 @@ class ModelTables:
         self._tables.load(slices)
 
     def cut(self, files: dict[str, bytes]) -> dict[str, bytes]:
-        """Load this worker's rows from whole tables; return the files without them.
+        """Load this worker's rows from whole tables; return the files without the tables.
 
         Parameters
         ----------
@@ -408,7 +408,7 @@ class _States:
 
 @contextlib.contextmanager
 def optimizers_cut() -> Iterator[None]:
-    """Make Keras optimizers skip whole-table rows when they are loaded within the block.
+    """Make Keras optimizers load no state of sharded table rows within the block.
 
     The torch optimizers of the sharded rows keep the state of the rows.
     """

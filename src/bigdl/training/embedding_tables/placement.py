@@ -13,7 +13,7 @@ from bigdl.training.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class TablePlacement:
-    """Rank whose table rows a model is built with, and its folder.
+    """Rank and number of workers that a model's tables are built for, and the worker's folder.
 
     Attributes
     ----------

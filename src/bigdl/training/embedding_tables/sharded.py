@@ -38,7 +38,7 @@ CHUNK_ROWS = 1 << 16  # rows that are initialized under one seed
 
 
 class ShardedTable(torch.nn.Module, ABC):
-    """Base of the embeddings whose rows are sharded over workers.
+    """Base class of embeddings whose rows are sharded over workers.
 
     Attributes
     ----------
@@ -139,11 +139,11 @@ class ShardedTable(torch.nn.Module, ABC):
 
     @abstractmethod
     def cut(self, placement: TablePlacement) -> None:
-        """Keep only the rows that a worker owns of a whole table."""
+        """Reduce a whole table to the rows that a worker owns."""
 
     @abstractmethod
     def local_rows(self, whole: torch.Tensor) -> torch.Tensor:
-        """Select this worker's rows of an array with one row for each row of the whole table."""
+        """Select this worker's rows from an array that has one row per row of the whole table."""
 
     @abstractmethod
     def take_whole(self, arrays: dict[str, torch.Tensor]) -> None:
@@ -165,7 +165,7 @@ class ShardedTable(torch.nn.Module, ABC):
         return {"": self.weight.detach()}
 
     def used(self, array: torch.Tensor) -> torch.Tensor:
-        """Return the rows in use of an array that is as long as the weight."""
+        """Return the used rows of an array that has as many rows as the weight."""
         return array
 
     @abstractmethod

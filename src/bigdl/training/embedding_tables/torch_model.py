@@ -134,7 +134,7 @@ class ShardedTables:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Preserve or select row state while the block loads an optimizer's state dict.
+        """Keep or select the state of rows while the block loads an optimizer's state dict.
 
         If the loaded state has no rows, the current ones stay; of whole tables, this worker's rows
         are selected.
@@ -237,6 +237,6 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def _keys(slices: SavedSlices, name: str) -> list[str]:
-    """Return the names of the optimizer state that a checkpoint has of a table's rows."""
+    """Return the names of a table's optimizer state that a checkpoint stores by row."""
     start = f"{name}."
     return [each[len(start) :] for each in slices.names if each.startswith(start)]

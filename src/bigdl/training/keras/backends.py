@@ -152,7 +152,7 @@ class Steps:
         self._model = model
 
     def train(self, batch: tuple[Any, ...]) -> Any:
-        """Make an update with ``(x, y, sample_weight)`` and return the logs of the model's step."""
+        """Run a training step with ``(x, y, sample_weight)`` and return its logs."""
         self._model.train()
         return self._model.train_step(_map(_torch_tensor, batch))
 
@@ -171,7 +171,7 @@ class Steps:
 
 
 class _TensorFlowSteps(Steps):
-    """Steps traced to TensorFlow graphs, once for any number of rows."""
+    """Steps traced once to TensorFlow graphs that accept any number of rows."""
 
     def __init__(self, model: Any):
         super().__init__(model)

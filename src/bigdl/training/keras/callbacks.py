@@ -108,11 +108,11 @@ class WorkerCallbacks:
         return [c for c in callbacks if rank == 0 or not _writes_only(c)]
 
     def numbers(self) -> str:
-        """Serialize the counters and comparisons of the callbacks to JSON."""
+        """Serialize the counters and comparison functions of the callbacks to JSON."""
         return json.dumps([_numbers(c) for c in self._numbered])
 
     def put_numbers(self, text: str) -> None:
-        """Restore the counters of :meth:`numbers` for the same callbacks."""
+        """Restore the counters that :meth:`numbers` serialized, if the callbacks match."""
         kept = json.loads(text)
         if len(kept) != len(self._numbered):
             return
@@ -163,7 +163,7 @@ def _writes_only(callback: Any) -> bool:
 
 
 def _numbers(callback: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return a callback's class name, its plain attributes and its ``keras.ops`` comparisons."""
+    """Return a callback's class name, plain attributes and ``keras.ops`` functions."""
     attributes = {key: value for key, value in vars(callback).items() if not key.startswith("_")}
     numbers = {
         key: value

@@ -143,7 +143,7 @@ class BatchArguments:
         return batch if self.class_weight is None else with_class_weight(batch, self.class_weight)
 
     def check_order(self, error: Exception) -> None:
-        """Explain a failed first step by the order of targets without names."""
+        """Raise an error that names the order of unnamed targets as the likely cause of `error`."""
         if self.is_by_position and self.outputs is not None and len(self.outputs) > 1:
             raise UsageError(
                 "The training step failed on targets without names, which are assigned to the "
@@ -195,7 +195,7 @@ def has_own_step(model: Any, name: str) -> bool:
 
 
 def check_step(model: Any, rows: Any, name: str) -> None:
-    """Raise an error if the model's step needs ``(x, y)`` batches and the data has others.
+    """Raise an error if the model's step needs ``(x, y)`` batches but the data has other ones.
 
     Parameters
     ----------
@@ -344,7 +344,7 @@ class ColumnRows:
         return remaining if remaining is not None and remaining.epoch == number else self._plan
 
     def ids_from(self, step: int) -> np.ndarray | None:
-        """Return ids of this worker's rows from batch `step` of the current pass on, or None."""
+        """Return the ids of this worker's rows from batch `step` to the end of a pass, or None."""
         if self._current is None:
             return None
         plan, order = self._current
@@ -353,7 +353,7 @@ class ColumnRows:
     def parts(
         self, number: int, step: int, *, wrap: bool, remaining: RemainingBatches | None = None
     ) -> Iterator[WorkerBatch]:
-        """Yield this worker's parts of the batches of a pass, from batch `step` on.
+        """Yield this worker's parts of the batches of a pass, starting at batch `step`.
 
         With `wrap` the following passes are read, too, and `step` may exceed the length of a pass.
         """
@@ -504,12 +504,12 @@ def build_for(model: Any, batch: tuple[Any, ...]) -> None:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Return the model inputs of a batch; a batch that is no tuple is returned whole."""
+    """Return the model inputs of a batch: the first item of a tuple, else the whole batch."""
     return batch[0] if isinstance(batch, tuple) else batch
 
 
 def _check_texts(model: Any, inputs: Any) -> None:
-    """Raise an error for text where the model takes numbers, and the reverse."""
+    """Raise an error if the data has text where the model takes numbers, or the reverse."""
     try:
         expected = model.inputs
     except (AttributeError, ValueError):  # not built yet
@@ -706,7 +706,7 @@ class DatasetRows:
             yield WorkerBatch(part if rows else None, rows, total)
 
     def _read(self, wrap: bool) -> Iterator[tuple[Any, bool]]:
-        """Yield the batches of a pass and whether each is the first; repeat if `wrap`."""
+        """Yield each batch and whether it is the first of its pass; read more passes if `wrap`."""
         is_first = False
         while not is_first:  # still True after a pass without rows
             self._passes += 1

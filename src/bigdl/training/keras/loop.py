@@ -101,7 +101,7 @@ class KerasFitSettings(KerasEvaluationSettings, RunSettings):
 
 @dataclass
 class KerasProgram(ABC):
-    """Base of the programs that Keras workers run.
+    """Base class of the programs that Keras workers run.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ class KerasHooks(Hooks):
         self._has_step = False  # whether this process made a batch of the epoch
 
     def open(self) -> None:
-        """Open the callbacks; called once the steps of an epoch are known."""
+        """Open the callbacks; called when the number of steps per epoch is known."""
         settings, self._is_open = self._settings, True
         self._callbacks = self._open_callbacks(
             epochs=settings.initial_epoch + (settings.stop_at.epochs or 0) - settings.stop_at.first,

@@ -117,7 +117,7 @@ class WorkerSteps:
     def train(
         self, batch: tuple[Any, ...] | None, rows: int, total: int, zero_row: tuple[Any, ...]
     ) -> dict[str, Any]:
-        """Make a training step; a collective.
+        """Run a training step; a collective.
 
         Parameters
         ----------
@@ -334,7 +334,7 @@ class GradientReducer:
         all_values: Sequence[np.ndarray],
         all_indices: Sequence[np.ndarray],
     ) -> list[tuple[Any, ...]]:
-        """Return values and indices of each table's summed sparse gradient."""
+        """Return the values and the indices of each table's summed sparse gradient."""
         key = tuple(specs)
         if key not in self._tables:  # the same objects each time: the sync keeps buffers for them
             # placeholders with the tables' shapes and dtypes, in the memory of one element
@@ -392,7 +392,7 @@ class GradientReducer:
     # -- moments of BatchNormalization -------------------------------------------------------------
 
     def _moments(self, layer: Any, inputs: Any, mask: Any) -> tuple[Any, ...]:
-        """Compute mean and variance of a layer's inputs over all workers."""
+        """Compute the mean and the variance of a layer's inputs over all workers."""
         if mask is None:
             mean, variance = keras.ops.moments(inputs, axes=layer._reduction_axes)
             count = tf.size(inputs) / tf.size(mean)
@@ -413,7 +413,7 @@ class GradientReducer:
         )
 
     def _summed_moments(self, values: Any) -> Any:
-        """Sum values over all workers, with a gradient."""
+        """Sum values over all workers, with support for gradients."""
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
         def summed(values: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -456,7 +456,7 @@ def _wide(tensor: Any) -> Any:
 
 
 class KerasLoss:
-    """Weights of the workers' parts of a batch in the loss of a compiled model.
+    """Per-worker weights that combine the losses of a batch's parts, for a compiled model.
 
     Keras losses are known: means over the rows, sums, or means over the sample weights or over the
     labels that are not ``ignore_class``. Other losses, and those of models with mask layers, are

@@ -52,7 +52,7 @@ def values_of(variables: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def set_values(variables: Iterable[Any], values: Iterable[Any]) -> None:
-    """Set variables to values of :func:`values_of`."""
+    """Set variables to the values that :func:`values_of` returned."""
     for variable, value in zip(variables, values, strict=True):
         to_variable(variable, value)
 
@@ -84,7 +84,7 @@ def dump_weights(model: Any) -> bytes:
 
 
 def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
-    """Load weights of :func:`dump_weights` into a model that is built.
+    """Load the weights that :func:`dump_weights` serialized into a built model.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def dump_optimizers(model: Any) -> bytes:
 
 
 def put_optimizers(model: Any, data: bytes) -> None:
-    """Load states of :func:`dump_optimizers` into optimizers that are built.
+    """Load the states that :func:`dump_optimizers` serialized into built optimizers.
 
     The states have no rows of sharded tables; a whole table keeps its current rows.
 
@@ -186,7 +186,7 @@ def put_optimizers(model: Any, data: bytes) -> None:
 
 
 def _of_size(variable: Any, stored: torch.Tensor) -> torch.Tensor:
-    """Return a stored value; the variable's current value if one of both has no rows."""
+    """Return the stored value, or the variable's current value if one of them has no rows."""
     shape, other = tuple(variable.shape), tuple(stored.shape)
     if shape[1:] == other[1:] and shape != other and shape and 0 in (shape[0], other[0]):
         return tensor_of(variable)
@@ -233,7 +233,7 @@ def is_read_in_part(table: Any, batch_rows: int) -> bool:
 
 
 def form_of(batch: Any) -> Any:
-    """Return structure, dtypes and shapes of a batch as JSON-able values, for :func:`zeros_of`."""
+    """Return a batch's structure, dtypes and shapes as JSON-able values, for :func:`zeros_of`."""
     if batch is None:
         return None
     if isinstance(batch, dict):
@@ -246,7 +246,7 @@ def form_of(batch: Any) -> Any:
 
 
 def zeros_of(form: Any) -> Any:
-    """Build a batch of zeros or empty texts with the structure of :func:`form_of`."""
+    """Build a batch of zeros or empty texts from a result of :func:`form_of`."""
     if form is None:
         return None
     if "dict" in form:

@@ -1,4 +1,4 @@
-"""Fits by the parameter layer: the parts that are common to all frameworks.
+"""Framework-independent modules of fits by the parameter layer.
 
 The underlying mechanism, which has no epochs, is :mod:`bigdl.orca.parameter_layer`.
 """

@@ -129,7 +129,7 @@ class ParameterLayerOptions:
 
 
 class DriverModel(ABC):
-    """Interface to the driver's model and optimizer of a framework.
+    """Interface to the model and optimizer on the driver, implemented for each framework.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ class DriverModel(ABC):
 
     @abstractmethod
     def replica_program(self) -> Any:
-        """Return the program with the model and settings of replicas."""
+        """Return the program that holds the model and settings of the replicas."""
 
     @abstractmethod
     def evaluation(self, feed: Any, sync: type[GradientSync]) -> Callable:
@@ -176,7 +176,7 @@ class DriverModel(ABC):
         self.hooks.load(files)
 
     def open_rows(self, described: Sequence[dict], steps: int) -> int:
-        """Prepare for rows with `steps` batches; return the steps of an epoch."""
+        """Prepare for rows that form `steps` batches; return the number of steps per epoch."""
         return steps
 
     def pass_and_step(self, steps: int) -> tuple[int, int] | None:
@@ -199,7 +199,7 @@ class DriverModel(ABC):
     def end_epoch(
         self, metrics: ParameterLayerMetrics, evaluate: Callable[[], dict] | None
     ) -> dict | None:
-        """Return the epoch's training and validation metrics; None if no step was made.
+        """Return the epoch's training and validation metrics, or None if no step was run.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class DriverModel(ABC):
 
 
 class RankStates:
-    """State of the ranks, which is transferred to and from the driver's model.
+    """Transfer of weights and optimizer state between the driver's model and the ranks.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ class RankStates:
 
 @dataclass(eq=False)
 class ParameterLayerStep(TrainingStep):
-    """Training step that lets the ranks of the parameter layer make a group of updates.
+    """Training step in which the ranks of the parameter layer run a group of updates.
 
     Attributes
     ----------
@@ -401,7 +401,7 @@ class ParameterLayerStep(TrainingStep):
     # -- groups --------------------------------------------------------------------------------
 
     def _run(self, steps: list[LayerStep]) -> list[list[dict]]:
-        """Run steps until all are made; return their records.
+        """Run all steps, and repeat discarded ones; return their records.
 
         A discarded step is repeated together with the later ones, and then waits for all ranks, so
         no step is discarded twice.
@@ -462,7 +462,7 @@ class ParameterLayerStep(TrainingStep):
 
 @dataclass(eq=False)
 class ParameterLayerCheckpointer(Checkpointer):
-    """Checkpoints of a fit by the parameter layer, and their restore to the ranks."""
+    """Checkpointer that saves a fit by the parameter layer and restores it to the ranks."""
 
     context: FitContext
     step: ParameterLayerStep

@@ -79,7 +79,7 @@ class ParameterLayerMetrics:
         }
 
     def restore(self, manifest: dict) -> None:
-        """Restore the sums from a checkpoint's manifest, of this or another backend."""
+        """Restore the sums from a checkpoint's manifest, even if another backend wrote it."""
         self.of_ranks = [EpochSums(**values) for values in manifest["sums"]]
         self.dropped.update(manifest.get("dropped", {}))
         self.added = {name: np.asarray(v) for name, v in manifest.get("added", {}).items()}
@@ -139,7 +139,7 @@ class ParameterLayerMetrics:
         return EpochSums.total(self.of_ranks).mean()
 
     def entry(self) -> dict | None:
-        """Return the metrics of the epoch; None if no step was made.
+        """Return the metrics of the epoch, or None if no step was run.
 
         In addition to the fields of other backends, ``profile`` has the mean seconds per step of
         each phase, ``sync_s`` (the time other than ``compute_s``), and ``bytes_per_step``, the size
@@ -156,7 +156,7 @@ class ParameterLayerMetrics:
 
 
 def _waits(owners, ended: float) -> list[float]:
-    """Return the seconds of waiting before each stage of a step."""
+    """Return the waiting time before each stage of a step, in seconds."""
     sources = owners[0]["sources"]
     computed = max(source["ended_at"] for source in sources)
     return [

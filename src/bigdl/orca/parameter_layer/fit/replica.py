@@ -114,7 +114,7 @@ class FlatModel:
 
 @dataclass(frozen=True)
 class TouchedRows:
-    """Gradient of some rows of a table.
+    """Sparse gradient of a table: the touched rows and their values.
 
     Attributes
     ----------
@@ -193,7 +193,7 @@ class ParameterLayerReplica(ABC):
     def _open(
         self, program: Any, weights: bytes, shard: Any
     ) -> tuple[BatchSource, FlatModel | None]:
-        """Build the model; return its batch source and flat model, None without rows."""
+        """Build the model; return its batch source and flat model, which is None without rows."""
 
     @abstractmethod
     def _gradient(
