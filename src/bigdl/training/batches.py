@@ -141,7 +141,7 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tenso
 
 
 def zero_column(leaves: list[Any], rows: int) -> Any:
-    """Build `rows` rows of zeros or empty texts for a column that `leaves` describe."""
+    """Build `rows` rows of zeros or empty texts for a column with the dtypes in `leaves`."""
     arrays = {key: np.zeros((rows, *shape), dtype) for key, dtype, shape in leaves}
     return arrays.get(None, arrays)
 

@@ -374,7 +374,7 @@ class MessageExchange:
                 work.wait()
 
     def _in_turn(self, blocks: dict[int, list], step: int) -> Iterator[tuple[int, int, Any]]:
-        """Yield index, rank and block of each block, taking one block of each rank in turn.
+        """Yield each block with its index and rank, taking one block of each rank in turn.
 
         The ranks follow this rank in ascending order, or in descending order with step -1. A block
         has the same index on its sender and its receiver.

@@ -371,7 +371,7 @@ class ShuffleTransport(Transport):
         return self._call(lambda: self._answers(self._pairs.mapped(self._rows.handles, describe)))
 
     def _task(self, work: Callable, *arguments: Any, lane: int = 0, reads: tuple[int, ...] = ()):
-        """Return a task for :class:`~.pairs.Pairs` as a partial, which sends no closure."""
+        """Return a task for :class:`~.pairs.Pairs` as a partial, to avoid sending a closure."""
         return functools.partial(_run, self._constants, work, arguments, lane, reads)
 
     def _answers(self, pairs) -> list:
