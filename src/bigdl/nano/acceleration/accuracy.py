@@ -162,7 +162,7 @@ class AccuracyGoal:
     def of(
         cls, score: Callable[[Any], float] | None, options: AccuracyOptions
     ) -> AccuracyGoal | None:
-        """Return the goal for a score function and options, or None without a score function.
+        """Return the goal for a score function and options, or None if there is no score function.
 
         Parameters
         ----------
@@ -259,11 +259,11 @@ def keep_accuracy(
     best = _ScoredModel(None, -math.inf if goal.higher_is_better else math.inf, 0)
 
     def may_go_on() -> bool:
-        """Return True if the limits allow another model."""
+        """Return True if the limits allow building another model."""
         return time.monotonic() < end and (not goal.max_trials or count < goal.max_trials)
 
     def meets(excluded: tuple[str, ...]) -> bool:
-        """Score a model that leaves these layers in floating point; store it if it is good."""
+        """Score a model with `excluded` layers not quantized; return True if it meets the goal."""
         nonlocal count, best
         model = build(excluded)
         score = _checked(goal.score(model), "a quantized model")

@@ -39,13 +39,13 @@ _NOTHING = 1e-6
 
 
 class DisagreementError(UsageError):
-    """Error: an accelerated model gives other results than the original."""
+    """Raised when an accelerated model gives other results than the original."""
 
     code = "accuracy"
 
 
 class UnusableNetworkError(UsageError):
-    """Error: a runtime rejected the network that one exporter produced."""
+    """Raised when a runtime rejects the network that one exporter produced."""
 
     code = "model-unsupported"
 
@@ -117,7 +117,7 @@ def build_and_check(
 
 
 def _as_computed(method: Method, options: BuildOptions) -> Method:
-    """Return the method with the precision that OpenVINO's options override, if any."""
+    """Return the method with its precision replaced by the one in OpenVINO's options, if any."""
     if method.precision.quantized:
         return method
     hint = str((options.openvino_config or {}).get("INFERENCE_PRECISION_HINT", "")).lower()
@@ -189,7 +189,7 @@ def check_agreement(
 
 
 class _ArgmaxAgreement:
-    """Count of rows whose argmax equals the original's."""
+    """Counter of rows whose argmax equals the original's."""
 
     def __init__(self) -> None:
         self._rows = self._same = 0
@@ -285,7 +285,7 @@ def _is_explained(
 def difference(
     expected: Any, actual: Any, bound: float, scales: Mapping[str, float] | None = None
 ) -> Difference | None:
-    """Return the largest difference between two nested results, or None if within a bound.
+    """Return the largest difference between two nested results, or None if it is within a bound.
 
     Parameters
     ----------

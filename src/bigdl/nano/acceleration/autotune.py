@@ -78,7 +78,7 @@ class AutotuneResult(NamedTuple):
 def choose(
     seconds: Mapping[str, Sequence[float]], plain: str, allowed: Iterable[str] | None = None
 ) -> AutotuneResult:
-    """Select the fastest variant, or the baseline unless another is faster beyond noise.
+    """Select the fastest variant, or the baseline unless another is faster by more than noise.
 
     Parameters
     ----------

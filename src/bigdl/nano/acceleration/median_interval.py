@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 
 class MedianInterval(NamedTuple):
-    """Median of measurements and the interval without the outer fifths.
+    """Median of measurements, and their interval without the lowest and highest fifth.
 
     For ten independent measurements, the interval contains the true median with probability 0.89.
 

@@ -721,5 +721,5 @@ def refuse_inapplicable(name: str, arguments: Mapping[str, tuple[object, object]
 
 
 def check_threads(value: int | None) -> int | None:
-    """Check a number of threads and return it; None passes."""
+    """Check a number of threads and return it; accept None."""
     return None if value is None else check_positive("thread_num", value)

@@ -27,7 +27,7 @@ def _silence(stack: contextlib.ExitStack) -> None:
 
 
 def _silence_rich(stack: contextlib.ExitStack) -> None:
-    """Print NNCF's progress bars as text, which is discarded; widgets leave boxes in notebooks."""
+    """Make NNCF print progress bars as text, which is discarded, instead of notebook widgets."""
     with contextlib.suppress(ImportError):
         import rich
 
@@ -40,7 +40,7 @@ _silent = SharedChange(_silence)
 
 
 def quiet() -> SharedChange:
-    """Return a context that hides warnings, logs below errors and prints of converters.
+    """Return a context that hides warnings, log messages below errors and converters' output.
 
     Errors still raise exceptions. The settings are process-wide, so use it around conversions and
     not around inference. They are restored when the last thread leaves the context.

@@ -27,7 +27,7 @@ _PLAIN = (*_SCALARS, complex, bytes, np.generic, enum.Enum, range, slice)
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """Nesting of one value: containers, constants and positions of tensors.
+    """Structure of a nested value: containers, constants and positions of tensors.
 
     Attributes
     ----------
@@ -404,7 +404,7 @@ class ModelBatch(NamedTuple):
 
 
 def rows_of(batch: Any) -> int:
-    """Return the number of rows of a batch (length of its first tensor), 1 without tensors."""
+    """Return the number of rows of a batch (length of its first tensor), or 1 if it has none."""
     leaves, _ = flatten(batch)
     return len(leaves[0]) if leaves and leaves[0].ndim else 1
 
@@ -435,7 +435,7 @@ def first_batches(
     least: int = 1,
     empty: str = "The calibration data hold no batch; give at least one",
 ) -> Iterator[BatchT]:
-    """Yield the first batches until they have enough rows and enough batches were yielded.
+    """Yield batches until at least `rows` rows and at least `least` batches have been yielded.
 
     Parameters
     ----------
@@ -523,7 +523,7 @@ def _short(value) -> str:
 
 
 def _mapping(cls: type, fields: dict):
-    """Build a mapping of a class from a dict, or from keywords."""
+    """Build an instance of a mapping class or dataclass from a dict."""
     if dataclasses.is_dataclass(cls):
         return cls(**fields)
     try:

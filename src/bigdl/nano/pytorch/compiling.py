@@ -1,4 +1,4 @@
-"""Compilation of a model's layers during a fit, if timed training steps show that it pays."""
+"""Compilation of a model's layers during a fit, if timed training steps show a speed-up."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class InductorAutotuner:
 
     @property
     def phase(self) -> str:
-        """Phase of the next step, for the step rates."""
+        """Phase under which the duration of the next step is recorded."""
         if not self._replaced.active:
             return AS_WRITTEN
         compiled = self._rates.steps(COMPILING) >= _COMPILING

@@ -170,7 +170,7 @@ def _offsets(path: str | os.PathLike) -> list[int]:
 
 
 def _token_size(file: BinaryIO) -> int | None:
-    """Read the header of an encrypted object; return its size, or None without a header."""
+    """Read the header of an encrypted object; return its size, or None if there is no header."""
     mark, size = file.read(len(_MARK)), file.read(_SIZE.size)
     return _SIZE.unpack(size)[0] if mark == _MARK and len(size) == _SIZE.size else None
 

@@ -35,7 +35,7 @@ def _import_dynamo() -> None:
 
 
 def patch_torch(cuda_to_cpu: bool = True) -> None:
-    """Make ``from pytorch_lightning import Trainer`` import Nano's, and likewise for torchvision.
+    """Redirect imports of ``pytorch_lightning.Trainer`` and of torchvision to Nano's versions.
 
     Call it before the program's imports; names that are already imported do not change.
     ``torchvision.transforms`` and ``torchvision.datasets`` are replaced if torchvision works.
@@ -73,7 +73,7 @@ def patch_torch(cuda_to_cpu: bool = True) -> None:
 
 
 def unpatch_torch() -> None:
-    """Undo :func:`patch_torch`; without a patch, do nothing.
+    """Undo :func:`patch_torch`; do nothing if it is not active.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def unpatch_torch() -> None:
 
 
 def _working_torchvision() -> object:
-    """Return torchvision with its transforms and datasets, or None if missing or broken."""
+    """Return torchvision with its transforms and datasets, or None if it is missing or broken."""
     try:
         for name in ("transforms", "datasets"):
             importlib.import_module(f"torchvision.{name}")
@@ -201,7 +201,7 @@ def patch_cuda(disable_jit: bool = True) -> None:
 
 
 def unpatch_cuda() -> None:
-    """Undo :func:`patch_cuda`; without a patch, do nothing.
+    """Undo :func:`patch_cuda`; do nothing if it is not active.
 
     Examples
     --------
@@ -219,7 +219,7 @@ def unpatch_cuda() -> None:
 
 
 class _NoOpContext(contextlib.nullcontext):
-    """Stream or event without any effect."""
+    """CUDA stream or event without any effect."""
 
     def __init__(self, *args: object, **kwargs: object):
         super().__init__(self)
@@ -299,7 +299,7 @@ def _with_arguments(change: Callable[[Any], Any], function: Callable) -> Callabl
 
 
 def _first_on_cpu(function: Callable) -> Callable:
-    """Wrap a method ``to`` so that device numbers as first argument mean the CPU."""
+    """Wrap a method ``to`` so that a device number as its first argument selects the CPU."""
 
     @functools.wraps(function)
     def to(self: object, *args: object, **kwargs: object) -> object:
@@ -315,7 +315,7 @@ def _is_number_of_device(value: object) -> bool:
 
 
 def _cpu_for(value: object) -> object:
-    """Convert a CUDA device or tensor type to the CPU's; return other values unchanged."""
+    """Convert a CUDA device or tensor type to its CPU equivalent; leave other values unchanged."""
     if isinstance(value, str) and value.startswith("torch.cuda.") and value.endswith("Tensor"):
         return value.replace(".cuda", "")
     if isinstance(value, str) and value.split(":")[0] == "cuda":
@@ -402,7 +402,7 @@ def patch_dtype(
 
 
 def unpatch_dtype() -> None:
-    """Undo :func:`patch_dtype`; without a patch, do nothing.
+    """Undo :func:`patch_dtype`; do nothing if it is not active.
 
     Examples
     --------
@@ -442,7 +442,7 @@ def patch_encryption() -> None:
 
 
 def unpatch_encryption() -> None:
-    """Undo :func:`patch_encryption`; without a patch, do nothing.
+    """Undo :func:`patch_encryption`; do nothing if it is not active.
 
     Examples
     --------

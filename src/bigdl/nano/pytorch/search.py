@@ -258,7 +258,7 @@ class _TrainerObjective:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt on Ctrl-C, for which Lightning raises SystemExit."""
+    """Raise KeyboardInterrupt on Ctrl-C, instead of Lightning's SystemExit."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield

@@ -49,7 +49,7 @@ _METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of 
 
 
 class AutoLr:
-    """Learning-rate scaling for the larger batch of several processes: argument ``auto_lr``.
+    """Learning-rate scaling for training in several processes, as set by ``auto_lr``.
 
     Rates are multiplied by the number of processes. Unless the model has schedulers, they increase
     gradually during the first tenth of the epochs, or of the steps if a tenth is below one epoch.
@@ -144,7 +144,7 @@ def _scheduler_callback(schedulers: list[Any], interval: str) -> Callback:
 
 
 class _FastStrategy(Strategy):
-    """Base of Nano's strategies: applies FastSteps and other settings during a fit.
+    """Base class of Nano's strategies: applies FastSteps and other settings during a fit.
 
     Attributes
     ----------
@@ -218,7 +218,7 @@ class _FastStrategy(Strategy):
         rank_zero_info(line)
 
     def _update_settings(self) -> None:
-        """Replace the steps' part of the settings by their current report."""
+        """Replace the entries about training steps in the settings by the current report."""
         steps = cast("FastSteps", self.steps)
         others = self.settings[self._reported :]
         self.settings, self._reported = (*steps.report, *others), len(steps.report)
@@ -446,7 +446,7 @@ def _named_callbacks(trainer: Trainer) -> dict[str, Callback]:
 
 
 def _user_callbacks(trainer: Trainer) -> dict[str, Callback]:
-    """Return the user's callbacks by name; Lightning's callbacks have a state dict instead."""
+    """Return the user's callbacks by name; Lightning's callbacks are transferred as state dicts."""
     return {
         name: each
         for name, each in _named_callbacks(trainer).items()
@@ -519,7 +519,7 @@ def _sync_validation_metrics(trainer: Trainer, module: LightningModule) -> None:
 
 
 def _share_loaders(trainer: Trainer) -> None:
-    """Make a trainer distribute the rows of its loaders as a single process would read them.
+    """Make a trainer distribute its loaders' rows in the order in which one process reads them.
 
     Custom samplers are kept; see :func:`with_shared_batches`. Sequential loaders stay sequential,
     while Lightning would shuffle them for training. Validation counts each row once if all

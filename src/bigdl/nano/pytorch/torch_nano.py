@@ -47,7 +47,7 @@ _BOUND = ("_fabric", "_steps", "_prefixes")
 
 
 def _wrap_train(train: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``train`` so that it starts the processes; inside the loop it runs directly."""
+    """Wrap ``train`` to start the processes first; inside a process, call it directly."""
 
     @functools.wraps(train)
     def launch(loop: TorchNano, *args: object, **kwargs: object) -> object:
@@ -239,7 +239,7 @@ class TorchNano(ABC):
         replace_sampler: bool = True,
         move_to_device: bool = True,
     ) -> object:
-        """Prepare loaders; return one loader, or a list for several.
+        """Prepare loaders; return a loader, or a list if there are several.
 
         A custom sampler is kept, and its batches are distributed to the processes.
         """
@@ -425,7 +425,7 @@ def nano(
     *args: object,
     **kwargs: Any,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator that accelerates a training function without changes of its code.
+    """Return a decorator that accelerates a training function without changes to its code.
 
     The function's arguments must include exactly one module that is not a loss. It is prepared as
     in :meth:`TorchNano.setup`, with all optimizers and loaders among the arguments. After a call
@@ -565,7 +565,7 @@ class _DecoratedLoop(TorchNano):
 
 
 def _unwrap(value: object) -> object:
-    """Return the user's object for a wrapper of Fabric; return other objects unchanged."""
+    """Return the user's object in a Fabric wrapper; return other objects unchanged."""
     if isinstance(value, _FabricModule):
         return value.module
     return value.optimizer if isinstance(value, _FabricOptimizer) else value
@@ -604,7 +604,7 @@ class _Bf16Autocast(Precision):
 
 
 class _FabricDdpStrategy(DDPStrategy):
-    """DDP strategy of Fabric in an already initialized process group."""
+    """Fabric's DDP strategy for an already initialized process group."""
 
     def _configure_launcher(self) -> None:
         self._launcher = None

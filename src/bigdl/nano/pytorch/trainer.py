@@ -253,7 +253,7 @@ class Trainer(pl.Trainer):
         ckpt_path: str | os.PathLike | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Fit a model like Lightning's Trainer; several processes return the state of rank 0."""
+        """Fit a model like Lightning's Trainer; with several processes, keep rank 0's state."""
         if holds_lazy([model, train_dataloaders, val_dataloaders, datamodule]):
             raise UsageError(
                 "The model or the data have search spaces; call search first, and fit the "
@@ -283,7 +283,7 @@ class Trainer(pl.Trainer):
         datamodule: pl.LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Validate a model like Lightning's Trainer; it may be an accelerated LightningModule."""
+        """Validate like Lightning's Trainer; the model may be an accelerated LightningModule."""
         steps, path = _with_steps(model, self), cast("Any", ckpt_path)
         with preserve_start_method():
             return super().validate(steps, dataloaders, path, verbose, datamodule, weights_only)
@@ -297,7 +297,7 @@ class Trainer(pl.Trainer):
         datamodule: pl.LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Test a model like Lightning's Trainer; it may be an accelerated LightningModule."""
+        """Test like Lightning's Trainer; the model may be an accelerated LightningModule."""
         steps, path = _with_steps(model, self), cast("Any", ckpt_path)
         with preserve_start_method():
             return super().test(steps, dataloaders, path, verbose, datamodule, weights_only)
@@ -617,7 +617,7 @@ def gpu_of(arguments: dict[str, Any]) -> torch.device | None:
 
 
 def fitted_loader(trainer: pl.Trainer) -> DataLoader | None:
-    """Return the loader of a trainer's last fit; None if it had none or several."""
+    """Return the loader of a trainer's last fit, or None unless there was exactly one."""
     source: Any = getattr(trainer, "_fitted_on", None)
     if hasattr(source, "train_dataloader"):  # a LightningModule or a LightningDataModule
         # A module set up in other processes may have no loader here.

@@ -1,4 +1,4 @@
-"""Trials in a separate process, so that a hang, crash or lack of memory loses only one trial.
+"""Trials in a separate process, so that a hang, a crash or lack of memory ends only one trial.
 
 One process tries all methods, so that frameworks and runtimes are imported once. A watchdog thread
 in the caller's process kills it if a method exceeds its time or memory limit; the next method gets
@@ -45,7 +45,7 @@ _BENCH, _STAGE, _LOG = "bench.pkl", "stage", "output.log"
 
 
 class TrialRunner:
-    """Runner of trials in a separate process, or in this one if the bench cannot be sent.
+    """Runner of trials in a separate process, or in this process if the bench cannot be pickled.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class TrialRunner:
         return WorkerPool([PoolStage("optimize", made, [slot])])
 
     def _attempt(self, name: str, directory: Path, time_limit: float | None) -> Trial:
-        """Run one trial; if it ended the process, start a new one for the next trial."""
+        """Run one trial; if the trial ended the process, start a new process for the next trial."""
         trial = self._outcome(name, directory, time_limit)
         self._is_fresh = trial.status in _ENDING_PROCESS
         if self._is_fresh:

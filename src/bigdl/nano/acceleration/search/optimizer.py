@@ -53,7 +53,7 @@ _SELECTION = {
 
 
 class ModelData(Protocol):
-    """Dataclass of a framework with the data arguments of ``quantize``."""
+    """Protocol of a framework's dataclass with the data arguments of ``quantize``."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -62,7 +62,7 @@ class ModelData(Protocol):
 
 
 class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
-    """Base of InferenceOptimizer: applies methods to a model, or tries them and keeps the results.
+    """Base class of InferenceOptimizer: builds models by method and searches for the best method.
 
     A framework's class adds ``trace``, ``quantize``, ``optimize``, ``save`` and ``load``, whose
     signatures have the framework's keywords.

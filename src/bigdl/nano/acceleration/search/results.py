@@ -137,7 +137,7 @@ class Results(UserDict[str, Trial]):
 
     @property
     def is_temporary(self) -> bool:
-        """True if only this process writes to the directory, and removes it."""
+        """True if the models' directory is temporary and deleted with this object."""
         return self._removal.alive
 
     @property
@@ -151,7 +151,7 @@ class Results(UserDict[str, Trial]):
         return self.original.accuracy is not None
 
     def check_criterion(self, criterion: float | None) -> None:
-        """Raise UsageError for a criterion that is not a fraction, or has no metric."""
+        """Raise UsageError if a criterion is not a valid number or the models have no scores."""
         if criterion is None:
             return
         if not self.scored:
@@ -178,7 +178,7 @@ class Results(UserDict[str, Trial]):
         return goal.met(self.original.accuracy, score)
 
     def best(self, names: list[str]) -> str | None:
-        """Return the best usable method by the objective, or None if none was measured.
+        """Return the best usable method by the objective, or None if no method was measured.
 
         The original wins if it is within noise of the fastest.
         """
@@ -529,7 +529,7 @@ class Cache:
         self._directory = None if directory is None else Path(directory)
 
     def find(self, key: str | None) -> Results | None:
-        """Return the cached results of an equal search, or None."""
+        """Return the cached results of a search with the same key, or None."""
         if key is not None and self._directory is not None:
             return Results.read(self._directory / key)
         return _of_this_process.get(key)

@@ -215,7 +215,7 @@ class Bench(abc.ABC):
         )
 
     def references(self) -> list[Any]:
-        """Return the original's results on several inputs, to know their typical magnitude."""
+        """Return the original's results on several inputs, to determine their typical magnitude."""
         return [probe.expected for probe in self._source.probes(self._options)]
 
     def alternative(self, batch: ModelBatch) -> Any:
@@ -519,7 +519,7 @@ def _range_of(low: float | None, high: float | None, form: str) -> str | None:
 
 
 class _Failure(Exception):
-    """Failure of a trial, with its status and reason."""
+    """Raised when a trial fails, with its status and reason."""
 
 
 def try_method(

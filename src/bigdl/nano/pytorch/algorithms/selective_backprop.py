@@ -58,7 +58,7 @@ def select_using_loss(
     keep: float = 0.5,
     scale_factor: float = 1.0,
 ) -> object:
-    """Draw a subset of a batch; samples with a high loss are more likely.
+    """Draw a subset of a batch, preferring samples with a high loss.
 
     The probability of a sample is proportional to ``percentile ** (1 / keep - 1)`` of its loss.
     Samples are drawn without replacement.
@@ -111,7 +111,7 @@ def select_using_loss(
 
 
 class SelectiveBackprop(pl.Callback):
-    """Callback that drops samples with low loss between two points of the training.
+    """Callback that drops samples with low loss in a given interval of training.
 
     A pruned batch costs one more forward pass, and a backward pass on fewer samples.
 
@@ -221,7 +221,7 @@ def _progress(trainer: pl.Trainer, batch_idx: int) -> float:
 
 
 def _per_sample(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a loss function with argument `reduction`; loss modules have it as an attribute."""
+    """Return a loss function with a `reduction` argument; wrap loss modules, which lack it."""
     if not isinstance(loss, nn.Module) or not hasattr(loss, "reduction"):
         return loss
     each: Any = copy.copy(loss)

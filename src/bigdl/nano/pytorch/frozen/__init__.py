@@ -1,4 +1,4 @@
-"""Acceleration of the frozen layers of a network in training: no autograd, other runtimes.
+"""Acceleration of a network's frozen layers in training, without autograd and in fast runtimes.
 
 In transfer learning most of a network only computes features. Layers before the first trained
 weight need no gradients, so they can run as in inference: in bf16 or int8, and in the fastest

@@ -45,7 +45,7 @@ _RUNTIMES = {True: ("openvino_bf16", "openvino_fp32"), False: ("openvino_fp32",)
 
 
 class ErrorTolerance:
-    """Accuracy that a runtime must reach: the modules' distance from exact results.
+    """Tolerance for a runtime's error, based on the rounding errors of the original modules.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class ErrorTolerance:
 
     @functools.cached_property
     def fp32(self) -> float:
-        """Largest accepted distance of a runtime in fp32.
+        """Largest accepted distance between the results of an fp32 runtime and the modules.
 
         It is four times the modules' distance from float64 results, because the order of sums may
         differ.
@@ -88,7 +88,7 @@ class ErrorTolerance:
         return max(_CLOSE, 4 * rounding)
 
     def judge(self, result: torch.Tensor) -> tuple[float, str | None]:
-        """Return the relative error of a result, and the reason if it is too large."""
+        """Return the relative error of a result, and the reason for rejecting it, or None."""
         if result.shape != self.expected.shape or not bool(torch.isfinite(result).all()):
             return float("inf"), "gives no such result"
         error = distance(result, self.expected)
@@ -160,7 +160,7 @@ class AutomaticPrefix:
 
     @property
     def is_building(self) -> bool:
-        """True while another runtime is built in the background."""
+        """True while another runtime is being built in the background."""
         return self._thread is not None
 
     @contextmanager
@@ -278,7 +278,7 @@ class AutomaticPrefix:
         self._start(lambda build: build.prepare(self._bf16))
 
     def _start(self, work: Callable[[_SegmentBuild], None]) -> None:
-        """Run a function on all builds in a background thread; wait for it if `wanted` is True."""
+        """Run `work` on all builds in a background thread; wait if `self._wanted` is True."""
 
         def run() -> None:
             for build in self._builds:
@@ -349,7 +349,7 @@ class AutomaticPrefix:
 
     @property
     def report(self) -> str:
-        """Report of each segment's method, and the reasons for modules that are not accelerated."""
+        """Report of each segment's method and of the reasons why modules are not accelerated."""
         lines = [
             f"{segment.name} by {segment.method}, relative error {segment.error:.2g}"
             + (f"; the original modules run because {segment.reason}" if segment.reason else "")
@@ -360,7 +360,7 @@ class AutomaticPrefix:
 
     @property
     def phrase(self) -> str:
-        """State of the acceleration in a few words, for the settings."""
+        """Short description of the acceleration for the list of settings."""
         if self.segments:
             methods = " and ".join(dict.fromkeys(segment.method for segment in self.segments))
             reasons = [each.reason for each in self.segments if each.reason]
@@ -378,7 +378,7 @@ class AutomaticPrefix:
             self._report_state()
 
     def close(self) -> None:
-        """Stop at the end of the training; restore the model and report the final state."""
+        """Stop at the end of training; restore the model and report the final state."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -438,7 +438,7 @@ class _TrainingForward(MethodForward):
 
 
 def replace_prefix_phrase(settings: Sequence[str], phrase: str) -> tuple[str, ...]:
-    """Replace the phrase about the frozen prefix in the settings."""
+    """Replace the phrase about the frozen prefix in a list of settings."""
     others = (each for each in settings if "frozen prefix" not in each)
     return (*others, phrase)
 
@@ -483,7 +483,7 @@ class _SegmentBuild:
         self._accuracy = ErrorTolerance(self._module, self.segment.sample, lowered)
 
     def convert(self) -> None:
-        """Convert the modules to a network; no step may run, as it sets global warning filters."""
+        """Convert the modules to a network between two steps, as converters set warning filters."""
         if self.reason is not None:
             return
         try:
@@ -530,7 +530,7 @@ class _SegmentBuild:
 
 
 class _ContiguousCall:
-    """Call of a built model with contiguous input."""
+    """Callable that passes contiguous input to a built model."""
 
     def __init__(self, built: Callable[[torch.Tensor], torch.Tensor]):
         self._built = built

@@ -290,7 +290,7 @@ def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
 
 
 def _with_dataset(loader: DataLoader, features: CachedFeatures) -> DataLoader:
-    """Copy a loader with another dataset of the same length; keep its sampler."""
+    """Copy a loader and replace its dataset by features; keep its sampler."""
     other = copy.copy(loader)
     # DataLoader forbids setting attributes, and Lightning's record of its arguments has the images.
     kept = {
@@ -304,7 +304,7 @@ def _with_dataset(loader: DataLoader, features: CachedFeatures) -> DataLoader:
 
 
 def _watch_batch(prefix: FrozenPrefix, batch: Any) -> RemovableHandle:
-    """Raise UsageError if the training step changes a batch of features before using it.
+    """Register a hook that raises UsageError if the training step changes a batch of features.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Recording of the calls of frozen modules, and selection of calls that can run as one.
+"""Recording of calls of frozen modules, and selection of calls that can run as one segment.
 
 During one run of a model, each module records its calls. A call is frozen if its output needs no
 gradient: its parameters are not trained or gradients are off, and its input has no gradient.
@@ -162,7 +162,7 @@ def _why_written(state: ModulesState) -> str | None:
 
 
 def _why_aliased(call: ModuleCall, state: ModulesState) -> str | None:
-    """Return the reason if a result shares memory with the input or weights, or input changed."""
+    """Return a reason if the result shares memory with input or weights or the input changed."""
     argument, output = cast("torch.Tensor", call.input), cast("torch.Tensor", call.output)
     if output is argument:
         return None
@@ -213,7 +213,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 @dataclass(eq=False)
 class Chain:
-    """Consecutive calls with a common caller that can run as one."""
+    """Consecutive calls with a common caller that can run as one segment."""
 
     parent: ModuleCall
     calls: list[ModuleCall]
@@ -246,7 +246,7 @@ def chains_of(
 def find_frozen(
     model: nn.Module, args: tuple, kwargs: dict
 ) -> tuple[list[Chain], list[tuple[str, str]]]:
-    """Run a model in its current modes and find its frozen calls.
+    """Run a model in its current train or eval mode and find its frozen calls.
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ def _why_not_replaceable(call: ModuleCall) -> str | None:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Return True if a module has hooks of the user; Nano's training hooks are ignored."""
+    """Return True if a module has hooks other than Nano's training hooks."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     return any(
         not _owner_of(hook).startswith("bigdl.nano.") for each in hooks for hook in each.values()
@@ -331,6 +331,6 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _owner_of(hook: object) -> str:
-    """Return the Python module that defines a hook or the class of a bound method."""
+    """Return the name of the Python module in which a hook or its class is defined."""
     owner = getattr(hook, "__self__", None)
     return str(getattr(hook if owner is None else type(owner), "__module__", ""))

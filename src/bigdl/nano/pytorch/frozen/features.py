@@ -1,4 +1,4 @@
-"""Cached features: outputs of a frozen segment for each sample of a dataset, on disk.
+"""Cached features: outputs of a frozen segment for each sample of a dataset, stored on disk.
 
 Training can use them instead of images.
 """
@@ -140,7 +140,7 @@ def _collate(samples: list) -> tuple[torch.Tensor, list]:
 
 
 def _check_deterministic(dataset: Dataset) -> None:
-    """Raise UsageError for a dataset with random transforms; if unknown, read samples twice."""
+    """Raise UsageError if a dataset's samples are random; if unknown, read samples twice."""
     source = dataset
     while isinstance(source, Subset):
         source = source.dataset
@@ -188,7 +188,7 @@ def code_of(modules: Iterable[torch.nn.Module]) -> str | None:
 
 
 def _data_fingerprint(dataset: Dataset) -> str:
-    """Return a hash of a dataset's files, or of its arrays and some samples."""
+    """Return a hash of a dataset's files or, if it has none, of its arrays and a few samples."""
     digest = hashlib.sha256()
     while isinstance(dataset, Subset):
         digest.update(f"{list(dataset.indices)}\n".encode())

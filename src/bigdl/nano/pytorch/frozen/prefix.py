@@ -280,7 +280,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         return seen
 
     def keep_if_accurate(self, metric: Callable[[nn.Module], float], tolerance: float) -> None:
-        """Switch to bf16 if the model's score is too low."""
+        """Switch to bf16 if acceleration lowers the model's metric by more than `tolerance`."""
         self.release()
         plain = float(metric(self.model))
         self.attach()

@@ -114,7 +114,7 @@ def is_of_user(cls: type) -> bool:
 
 
 def _as_written(part: nn.Module, forward: object) -> bool:
-    """Return True for the method of the class, and for Nano's replacements in training."""
+    """Return True if `forward` is the method of the module's class or Nano's replacement of it."""
     if type(forward).__module__.startswith("bigdl.nano.pytorch."):
         return True
     method = (getattr(forward, "__func__", None), getattr(forward, "__self__", None))
@@ -145,7 +145,7 @@ class _PurityAnalyzer:
         return self._methods("forward")
 
     def _methods(self, name: str) -> str | None:
-        """Analyse all methods of a name in the module's class and its attributes' classes."""
+        """Return the reason why a method with this name may have side effects, or None."""
         for cls in self._types:
             if cls.__module__ == "builtins":
                 continue
@@ -196,7 +196,7 @@ class _PurityAnalyzer:
         return self._follow(code)
 
     def _follow(self, code: types.CodeType) -> str | None:
-        """Analyse the module's methods that the code refers to."""
+        """Return the reason why a method that the code refers to may have side effects, or None."""
         for name in code.co_names:
             if name in self._named:
                 continue

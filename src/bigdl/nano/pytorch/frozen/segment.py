@@ -1,4 +1,4 @@
-"""Consecutive frozen modules that another runtime runs as one.
+"""Consecutive frozen modules that another runtime executes as a unit.
 
 Before each call the modules are compared with the state for which the runtime was built. If they
 have changed, their original code runs.
@@ -27,7 +27,7 @@ _GAIN = 0.95  # largest accepted time relative to the original modules
 
 
 class FrozenSegment:
-    """Consecutive frozen modules that run as one.
+    """Consecutive frozen modules that are executed as a unit.
 
     ``attach`` replaces ``forward`` of the modules: the first module runs the whole segment, and the
     others pass its result on. Each call first checks whether the modules have changed. If so, their
@@ -89,7 +89,7 @@ class FrozenSegment:
 
     @property
     def module(self) -> nn.Module:
-        """The modules as a single module."""
+        """The modules combined into a single module."""
         return sequence_of(self.modules)
 
     @property
@@ -109,7 +109,7 @@ class FrozenSegment:
     def use(
         self, method: str, run: Callable[[torch.Tensor], torch.Tensor], error: float | None = None
     ) -> None:
-        """Run the segment with a method from now on, for the current weights of the modules."""
+        """Set the method that runs the segment until the modules' weights change."""
         self.method, self._run = method, run
         if error is None:
             self._state = ModulesState(self.modules)
@@ -202,14 +202,14 @@ class FrozenSegment:
         )
 
     def original(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the result of the original modules, for the current call."""
+        """Run the modules' forward methods that :meth:`attach` replaced."""
         with torch.no_grad():
             for forward in self._forwards:
                 x = forward(x)
         return x
 
     def _run_both(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Run a batch of a new size with both, compare, and return the modules' result."""
+        """Compare method and modules on a batch of a new size; return the modules' result."""
         if len(self._sizes) >= _MOST_SIZES:
             self.reason = "batches have many sizes"
             return None
@@ -409,5 +409,5 @@ def _memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def sequence_of(modules: Sequence[nn.Module]) -> nn.Module:
-    """Return modules as a single module."""
+    """Combine modules into a single module."""
     return modules[0] if len(modules) == 1 else nn.Sequential(*modules)

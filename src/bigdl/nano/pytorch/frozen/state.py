@@ -158,7 +158,7 @@ class ModulesState:
         return self._why_other_contents()
 
     def _why_other_values(self) -> str | None:
-        """Return a description of the changed attribute; ignore equal replacements."""
+        """Return a description of an attribute with a changed value, or None."""
         left = iter(self._values)
         ignored = framework_attributes() - {"training", *_CONTENTS, *_HOOKS}
         for before, container in zip(self._keys, self._all_dicts(), strict=True):
@@ -228,7 +228,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(flat: torch.Tensor) -> Iterator[np.ndarray]:
-    """Yield the memory of integers in chunks of 8-byte numbers, then the remaining bytes."""
+    """Yield a flat tensor's memory in chunks of 8-byte integers, then the remaining bytes."""
     whole = flat.view(torch.uint8).numpy()
     long = len(whole) - len(whole) % 8
     for start in range(0, long, _SUMMED):
@@ -271,7 +271,7 @@ def _mutable_parts(value: object, deepest: int = _DEEPEST) -> Iterator[Any]:
 
 
 def _why_opaque(value: object, deepest: int = _DEEPEST) -> str | None:
-    """Return a description of an attribute whose changes cannot be detected, else None."""
+    """Return a description of an attribute whose changes cannot be detected, or None."""
     if is_constant(value) or isinstance(value, type):
         return None
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Base classes of accelerated PyTorch models, and their threads and precision.
+"""Base classes of accelerated PyTorch models, and contexts that set threads and precision.
 
 Life cycle of an accelerated model: a method builds it and sets its ``nano_source`` to the user's
 module. ``save`` calls its ``save_to``, which writes files and returns the content of
@@ -51,7 +51,7 @@ class Settings:
 
 
 class InferenceContext:
-    """Context in which models run without gradients, with their threads and precision.
+    """Context manager that disables gradients and sets a model's thread count and precision.
 
     Contexts can be nested and reused. On exit each restores the previous settings.
 
@@ -108,7 +108,7 @@ def settings_of(model: torch.nn.Module) -> Settings:
 
 
 def context_of(model: torch.nn.Module, *models: torch.nn.Module) -> InferenceContext:
-    """Return a context in which models run without gradients, with their threads and precision.
+    """Return a context that disables gradients and sets the models' thread count and precision.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ class LoadOptions:
 
 
 def _in_float32(result: object) -> object:
-    """Convert bfloat16 tensors in a nested result to float32, the original's dtype."""
+    """Convert bfloat16 tensors in a nested result to float32, the original model's dtype."""
     leaves, structure = flatten(result)
     if not any(torch.is_tensor(x) and x.dtype is torch.bfloat16 for x in leaves):
         return result
@@ -229,7 +229,7 @@ def _in_float32(result: object) -> object:
 
 
 class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
-    """Base of accelerated models: always in eval mode; unknown attributes come from the original.
+    """Base class of accelerated models: they stay in eval mode and have the original's attributes.
 
     Names of private attributes start with ``nano_``, so that they do not hide attributes of the
     user's module. Documented attributes have ordinary names.
@@ -278,7 +278,7 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
         return self
 
     def forward(self, *args, **kwargs):
-        """Run the model; outside ``get_context`` it applies its settings itself."""
+        """Run the model; apply its settings unless a ``get_context`` block is active."""
         if active_settings() is not None:
             return self.nano_run(args, kwargs)
         settings = self.inference_settings
@@ -296,7 +296,7 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def nano_run(self, args: tuple, kwargs: dict) -> object:
-        """Run the model once; its threads and precision are active."""
+        """Run the model once, after its thread count and precision have been set."""
 
     def train(self, mode: bool = True) -> AcceleratedModel:
         """Stay in evaluation mode, since folded or quantized weights cannot be trained."""
@@ -392,7 +392,7 @@ def module_with_weights(file: Path, options: LoadOptions) -> torch.nn.Module:
 
 
 class NetworkModel(AcceleratedModel):
-    """Accelerated model with a network of another runtime; thread-safe.
+    """Thread-safe accelerated model that runs a network in another runtime.
 
     Parameters
     ----------
@@ -463,7 +463,7 @@ class NetworkModel(AcceleratedModel):
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        """Load a saved model; models of BigDL 2 take inputs and outputs from the network."""
+        """Load a saved model; for a model of BigDL 2, read the signature from the network."""
         chosen = {name: getattr(options, name) for name in ("device", "cache_dir", "shapes")}
         network = cls.load_network(directory, meta, **chosen)
         outputs = len(network.output_names)
@@ -492,7 +492,7 @@ class NetworkModel(AcceleratedModel):
 
 
 def require_original(options: LoadOptions) -> tuple[torch.nn.Module, Any]:
-    """Return the original and its sample, which loading of a compressed model requires.
+    """Return the original model and its sample, which are required to load a compressed model.
 
     Raises
     ------

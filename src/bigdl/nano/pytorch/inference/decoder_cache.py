@@ -66,7 +66,7 @@ def holds_all(cache: object) -> bool:
 
 
 class StateLayer(DynamicLayer):
-    """Layer of a cache whose tensors are in a network of OpenVINO.
+    """Cache layer whose keys and values are stored in an OpenVINO network.
 
     Parameters
     ----------

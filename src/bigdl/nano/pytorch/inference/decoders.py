@@ -171,7 +171,7 @@ class DecoderSource(TorchSource):
             yield list(map(torch.as_tensor, self.inputs.flatten(tuple(sample), {})))
 
     def _make_probes(self, axes: list[list[int]]) -> list[Probe]:
-        """Return probes: sample, other values, empty cache, one more token, and padded rows."""
+        """Return probes: the sample, other values, an empty cache, one more token, padded rows."""
         ids, mask = self._sequence(self._whole.arguments)
         mixed = ids.flatten().flip(0).reshape(ids.shape)
         padded = torch.ones_like(mask)
@@ -313,7 +313,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
 
     @classmethod
     def of(cls, step: Any, decoder: DecoderSource, source: TorchSource) -> Self:
-        """Build the decoder from the accelerated model of one step."""
+        """Build the decoder from the accelerated model of one decoding step."""
         model = source.model
         past = decoder.sample_tensors[-1]
         facts = {
@@ -358,7 +358,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def nano_network_of(step: object, layers: int) -> object:
-        """Return the decoder's network from the accelerated model of one step."""
+        """Return the decoder's network from the accelerated model of one decoding step."""
 
     @abc.abstractmethod
     def nano_step(self, cache: object, inputs: list[np.ndarray]) -> np.ndarray:
@@ -522,7 +522,7 @@ def _loaded_facts(meta: Mapping[str, Any], options: LoadOptions) -> tuple[Any, d
 
 
 class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
-    """Decoder in OpenVINO with its cache in state variables of the network."""
+    """Decoder in OpenVINO that keeps its cache in state variables of the network."""
 
     @staticmethod
     def nano_network_of(step: Any, layers: int) -> CompiledNetwork:
@@ -605,7 +605,7 @@ def _state_network(
 
 
 class ONNXRuntimeDecoderModel(OnnxRuntimeFacade, DecoderModel):
-    """Decoder in ONNX Runtime; takes and returns the cache at each call."""
+    """Decoder in ONNX Runtime that takes and returns the cache in each call."""
 
     @staticmethod
     def nano_network_of(step: Any, layers: int) -> OnnxNetwork:

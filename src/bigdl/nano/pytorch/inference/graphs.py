@@ -47,7 +47,7 @@ _BY_RANK = {4: "channels_last", 5: "channels_last_3d"}
 
 
 def layouts_of(tensors) -> list[str]:
-    """Return each input's memory layout: channels last for 4-D and 5-D, else ``"original"``."""
+    """Return each input's memory layout: channels last for 4-D and 5-D tensors, or "original"."""
     return [_BY_RANK.get(tensor.ndim, "original") for tensor in tensors]
 
 
@@ -154,7 +154,7 @@ class CompiledGraph:
 
     @classmethod
     def compile(cls, program: torch.export.ExportedProgram, names: Sequence[str]) -> CompiledGraph:
-        """Compile an exported program with a C++ compiler, in seconds to minutes."""
+        """Compile an exported program with a C++ compiler; takes seconds to minutes."""
         values = [
             node.meta["val"]
             for node in program.graph.nodes
@@ -210,7 +210,7 @@ class CompiledGraph:
         inputs: ForwardInputs,
         load: Callable[[Path], torch.nn.Module],
     ) -> Self:
-        """Load a saved package; raise UsageError if the processor lacks instructions.
+        """Load a saved package; raise UsageError if the processor lacks required instructions.
 
         The package is a library with machine code.
         """
@@ -240,7 +240,7 @@ def script_bytes(script: torch.jit.ScriptModule) -> bytes:
 
 
 def read_script(file: Path, meta: Mapping[str, Any]) -> torch.jit.ScriptModule:
-    """Load the script of a saved directory; scripts can write files, so they must be trusted."""
+    """Load the script in a saved directory, which must be trusted: scripts can write files."""
     return _script_of(read_code(file, meta, "a program of TorchScript"))
 
 
@@ -427,7 +427,7 @@ class ModuleGraph:
         inputs: ForwardInputs,
         load: Callable[[Path], torch.nn.Module],
     ) -> Self:
-        """Load saved weights; `load` returns a copy of the user's module with a file's weights."""
+        """Load saved weights with `load`, which returns a copy of the user's module."""
         module = load(directory / meta["checkpoint"])
         return cls(FlatModule(module, inputs).eval(), meta["compiled"])
 

@@ -137,7 +137,7 @@ class _GraphMethod(Method[TorchSource]):
 
 @dataclass(frozen=True)
 class LayoutMethod(_GraphMethod):
-    """Method that runs the module with channels last."""
+    """Method that runs the module in channels-last format."""
 
     def graph(self, source, options):
         return graphs.ModuleGraph(self.prepare(source, options), compiled=False)

@@ -204,7 +204,7 @@ def _without_dumps() -> Iterator[None]:
 
 
 def _by_script(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
-    """Export a script, which keeps branches and loops; inputs and outputs must be flat."""
+    """Script and export a module to keep branches and loops; inputs and outputs must be flat."""
     model, inputs = module.model, module.inputs
     if inputs.names != inputs.parameters:
         raise UsageError("The module's inputs are nested", code="model-unsupported")
@@ -273,7 +273,7 @@ def to_openvino(source: TorchSource, options: BuildOptions):
 
 
 def _converted(source: TorchSource, options: BuildOptions):
-    """Convert with the first exporter that works and was not rejected."""
+    """Convert a source's model with the first exporter that works and was not rejected."""
     name, refused = type(source.model).__name__, options.rejected_exporters
     traced, lost, why = None, None, ""
     if "trace" not in refused:
@@ -308,7 +308,7 @@ def _converted(source: TorchSource, options: BuildOptions):
 
 
 def _traced(source: TorchSource):
-    """Return the network of a trace, and the first warning about data-dependent code, if any."""
+    """Convert a traced model; return the network and the first data-dependence warning, if any."""
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
     sample = tuple(source.sample_tensors)
@@ -372,7 +372,7 @@ def _from_onnx(source: TorchSource, options: BuildOptions):
 
 
 def _checked(network, source: TorchSource):
-    """Return a network if it has all inputs and outputs; converters may drop some silently."""
+    """Return the network; raise UsageError if the converter dropped an input or output."""
     expected = (len(source.inputs.names), len(source.outputs.paths("")))
     actual = (len(network.inputs), len(network.outputs))
     if actual != expected:
@@ -481,7 +481,7 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
 
     @staticmethod
     def _convert_again(directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Any:
-        """Convert the original again with the saved weights."""
+        """Convert the original model again with the saved weights."""
         model, input_sample = require_original(options)
         module = load_weights(copy.deepcopy(model), directory / meta["checkpoint"])
         config, _ = saved_properties(meta)

@@ -118,7 +118,7 @@ _DIFFERENT_BATCHES = 16
 
 
 class TorchBench(Bench):
-    """Search bench of PyTorch: builds, runs, scores and saves modules.
+    """PyTorch adapter of a search: builds, runs, scores and saves modules.
 
     It reads a few batches of the training data at construction; these are pickled instead of the
     loader.
@@ -220,7 +220,7 @@ def _candidate(model: torch.nn.Module) -> Candidate:
 
 
 def _first_elements(data, count) -> list:
-    """Return enough batches for calibration, and at least `count`."""
+    """Return the first batches: enough for calibration, and at least `count`."""
     if data is None:
         return []
     if isinstance(data, ONE_BATCH):

@@ -155,7 +155,7 @@ class ForwardInputs(CallSignature):
         return inputs
 
     def describe(self) -> dict[str, inspect.Parameter]:
-        """Return the parameters by name; constants are their defaults."""
+        """Return the parameters by name; constant arguments are the parameters' defaults."""
         make = inspect.Parameter
         described = {}
         for name in self.parameters:
@@ -244,7 +244,7 @@ def split_batch(
 
 
 def _is_label(parameter: inspect.Parameter, inputs: ForwardInputs | None) -> bool:
-    """Return True for an argument with a default that is a target, such as ``labels``.
+    """Return True if an optional argument is a target, such as ``labels``.
 
     It is an input if it was a tensor in the sample.
     """
@@ -608,7 +608,7 @@ class TorchSource:
             return None
 
     def alternative(self, inputs: Sequence[torch.Tensor]) -> object:
-        """Return the model's result without the transformer fast path, or None without attention.
+        """Return the result without the transformer fast path, or None if there is no attention.
 
         The fast path returns zeros at padded positions; the ordinary path does not.
         """
@@ -789,7 +789,7 @@ _OTHER_SAMPLES = 4
 
 
 class DerivedInputs(NamedTuple):
-    """Candidate inputs derived from a sample in one way, e.g. with other values or sizes.
+    """Candidate test inputs that are derived from a sample, e.g. with other values or sizes.
 
     Attributes
     ----------
@@ -911,7 +911,7 @@ def _sizes(sample, axes) -> list[tuple[int, int]]:
 
 
 def _key(size: int, dimension: int) -> tuple[int, bool]:
-    """Return the key under which equal sizes are counted as one; numbers of rows are separate."""
+    """Return a key shared by equal sizes, which change together; row counts have separate keys."""
     return size, dimension == 0
 
 

@@ -124,7 +124,7 @@ def scale_schedule(scheduler: object, factor: int) -> None:
 
 
 def warmup_factor(step: int, length: int, processes: int) -> float:
-    """Return the warm-up factor of a rate: ``1 / processes`` at step 0, 1 at step `length`."""
+    """Return the warm-up factor of a learning rate: ``1 / processes`` at step 0, 1 at `length`."""
     start = 1 / processes
     return min(1.0, (1 - start) * step / length + start)
 

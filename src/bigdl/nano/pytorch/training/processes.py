@@ -79,7 +79,7 @@ def run_processes(options: TrainingOptions, fn: Callable[..., Any], *args: objec
 
 
 def _environment() -> dict[str, str]:
-    """Return environment variables of the processes that the user has not set."""
+    """Return the environment variables for the processes, except those that the user has set."""
     # Otherwise each DDP process warns that all parameters were used, which is expected.
     wanted = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TF_CPP_MIN_LOG_LEVEL": tensorflow_log_level()}
     if any(name == "lo" for _, name in socket.if_nameindex()):

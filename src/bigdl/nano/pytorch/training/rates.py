@@ -96,7 +96,7 @@ class StepRates:
 
     @property
     def gain(self) -> str | None:
-        """Speed-up of the newest steps in a few words; None if there is none yet."""
+        """Short text about the speed-up of the latest steps; None if it is not yet known."""
         rows = {row["phase"]: row for row in self.rows()}
         after = rows.get(self._newest) if self._newest in (WITH_PREFIX, COMPILED) else None
         if after is None or after["times"] is None:

@@ -95,7 +95,7 @@ class SharedBatches(Sampler[list[Any]]):
                 return
 
     def _steps(self) -> Iterator[Step]:
-        """Yield all steps of an epoch; runs on rank 0 only."""
+        """Yield the batches of all ranks for each step of an epoch; runs on rank 0 only."""
         return self._of_batches() if self.batch_size is None else self._of_rows(self.batch_size)
 
     def _of_batches(self) -> Iterator[Step]:

@@ -126,7 +126,7 @@ class StepAutotuner:
 
     @property
     def plain(self) -> StepConfig:
-        """Configuration of the first steps."""
+        """Configuration of the first steps, the baseline of measurements."""
         return self._configs[0]
 
     def begin(
@@ -189,7 +189,7 @@ class StepAutotuner:
 
     @functools.cached_property
     def _repaid(self) -> int:
-        """Number of remaining steps that repay a measurement."""
+        """Number of steps that must remain for a measurement to pay off."""
         amx = self._device == "cuda" or bf16_instructions() == "amx_bf16"
         return REPAID_STEPS_AMX if amx else REPAID_STEPS
 
@@ -383,7 +383,7 @@ class StepBenchmark:
 
 
 def _prepare_input(config: StepConfig, tensor: torch.Tensor) -> torch.Tensor:
-    """Convert an input for a configuration: bfloat16 to float32 if not bf16, and memory format."""
+    """Convert a tensor to a configuration's memory format, and bfloat16 to float32 if necessary."""
     if tensor.dtype == torch.bfloat16 and not config.bf16:
         tensor = tensor.float()
     return to_channels_last(tensor) if config.channels_last else tensor
@@ -397,7 +397,7 @@ def to_channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _remove_hooks(module: nn.Module) -> None:
-    """Remove the hooks of a copied module, so that the program does not see its calls."""
+    """Remove the hooks of a copied module, so that benchmark calls do not run the user's hooks."""
     for part in module.modules():
         vars(part).pop("log", None)  # set on a LightningModule in several processes
         for name in _HOOKS:

@@ -182,7 +182,7 @@ class FastSteps:
         return None if precision is None else f"precision {precision}"
 
     def _configs(self, relayouts: bool) -> list[StepConfig]:
-        """Return the configurations that the options allow; the first is the plain program's."""
+        """Return the configurations that the options allow; the first is the baseline."""
         wanted = self._options.channels_last
         layouts = [self.channels_last]
         if (
@@ -200,7 +200,7 @@ class FastSteps:
         return [StepConfig(bf16, layout) for bf16 in precisions for layout in layouts]
 
     def _faster_than_named(self) -> list[StepConfig]:
-        """Return float32 configurations that may be faster than the bfloat16 that the user set."""
+        """Return float32 configurations that may be faster than the requested bfloat16."""
         if self._options.precision not in ("bf16-mixed", "16-mixed") or self._device != "cpu":
             return []
         return [StepConfig(False, self.channels_last)]

@@ -41,7 +41,7 @@ _PETS_ARCHIVES = ("images.tar.gz", "annotations.tar.gz")
 
 
 class SampleDataset(Dataset, abc.ABC):
-    """Base of datasets that build each sample by ``sample(index)``."""
+    """Base class of datasets that build each sample in ``sample(index)``."""
 
     transform: Callable | None = None
     target_transform: Callable | None = None
@@ -66,12 +66,12 @@ class SampleDataset(Dataset, abc.ABC):
 
     @property
     def deterministic(self) -> bool:
-        """True if samples are known to be the same in each access."""
+        """True if repeated access to an index is known to return the same sample."""
         return not any(map(is_random, self._callables))
 
     @property
     def thread_safe(self) -> bool:
-        """True if threads can build samples."""
+        """True if several threads may build samples at the same time."""
         return all(map(is_thread_safe, self._callables))
 
     def __getitem__(self, index: int) -> Any:
@@ -270,7 +270,7 @@ def _has_extension(path: str) -> bool:
 
 
 def _read_mask(path: str | os.PathLike) -> np.ndarray:
-    """Read a mask as uint8 ``(H, W)``; for palette images, the indices instead of the colours."""
+    """Read a mask as uint8 ``(H, W)``; for palette images, return indices instead of colors."""
     try:
         with Image.open(path) as mask:
             values = np.array(mask)

@@ -28,7 +28,7 @@ _WEIGHTS = "https://download.pytorch.org/models/"
 
 
 class BackboneModule(nn.Module):
-    """Base of convolutional networks that return features, or class scores.
+    """Base class of convolutional networks that return features or class scores.
 
     A subclass registers its layers, and finally calls `_add_top` to register the classification
     layers under the name `top_name`. Without them, an identity is registered, so that the names of
@@ -104,7 +104,7 @@ class BackboneModule(nn.Module):
         return getattr(self, self.top_name)(self.features_of(x))
 
     def freeze(self) -> BackboneModule:
-        """Disable training of all parameters and stay in eval mode regardless of `train`.
+        """Disable training of all parameters; stay in eval mode even if `train` is called.
 
         Batch normalisation then uses its stored statistics and does not update them, so that equal
         images give equal features in every epoch.
@@ -124,7 +124,7 @@ class BackboneModule(nn.Module):
         return super().train(mode and not self.frozen)
 
     def load_weights(self, state: Mapping[str, torch.Tensor], source: str) -> None:
-        """Load a state dict of the whole model; skip the top's entries if the model has none.
+        """Load a full model's state dict; skip classification layers that this model lacks.
 
         Parameters
         ----------
@@ -279,7 +279,7 @@ def _batch_normalized(
     activation: type[nn.Module] | None = nn.ReLU,
     norm: type[nn.Module] | partial = nn.BatchNorm2d,
 ) -> list[nn.Module]:
-    """Return a convolution, its norm and its activation as a list of layers.
+    """Return a convolution, a normalization layer and an activation as a list.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ def _batch_normalized(
 
 
 def _initialize(model: nn.Module, linear_std: float | None = None) -> None:
-    """Initialize convolutions by He et al. (2015), and norms as identities.
+    """Initialize convolutions as in He et al. (2015), and normalization layers as identities.
 
     Parameters
     ----------
@@ -486,7 +486,7 @@ class _SqueezeExcitation(nn.Module):
 
 
 class _MobileNet(BackboneModule):
-    """Base of MobileNets: inverted residuals between two convolutions."""
+    """Base class of MobileNets: inverted residuals between two convolutions."""
 
     top_name = "classifier"
 

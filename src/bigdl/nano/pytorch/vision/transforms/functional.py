@@ -229,7 +229,7 @@ def _resize(
 def _resize_by_pillow(
     img: np.ndarray, size: tuple[int, int], mode: InterpolationMode
 ) -> np.ndarray:
-    """Resize an array with a filter that only Pillow has; non-byte values as floats."""
+    """Resize with a filter that only Pillow has; convert dtypes other than uint8 to float."""
     if img.dtype == np.uint8:
         planes = img.reshape(*img.shape[:2], -1)
     else:
@@ -708,7 +708,7 @@ def _floats(img: np.ndarray) -> np.ndarray:
 def _sample_at(
     values: np.ndarray, across: np.ndarray, down: np.ndarray, mode: Mode, beyond: str
 ) -> np.ndarray:
-    """Interpolate float values between pixels; `beyond` is ``"border"`` or ``"zeros"``."""
+    """Interpolate float values at fractional positions; `beyond` is ``"border"`` or ``"zeros"``."""
     rows, columns = values.shape[:2]
     grid = np.stack([(2 * across + 1) / columns - 1, (2 * down + 1) / rows - 1], axis=-1)
     planes = torch.from_numpy(values.reshape(1, rows, columns, -1)).permute(0, 3, 1, 2)
@@ -723,14 +723,14 @@ def _sample_at(
 
 
 def _source_indices(img: np.ndarray, inverse: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return the index of Pillow's source pixel for each result pixel; -1 is outside."""
+    """Return for each result pixel the index of Pillow's source pixel, or -1 if it is outside."""
     rows, columns = img.shape[:2]
     numbers = Image.fromarray(np.arange(rows * columns, dtype=np.int32).reshape(rows, columns))
     return np.asarray(_warp_of_pil(numbers, inverse, size, InterpolationMode.NEAREST, -1))
 
 
 def _gather_pixels(img: np.ndarray, numbers: np.ndarray, fill: Fill) -> np.ndarray:
-    """Return the pixels at these indices, and the fill value for -1."""
+    """Return the pixels at the indices `numbers`, and the fill value where an index is -1."""
     taken = img.reshape(-1, *img.shape[2:])[numbers]
     taken[numbers < 0] = fill_values(img, fill)
     return taken
@@ -942,7 +942,7 @@ def _gamma_of_pil(img: Image.Image, gamma: float, gain: float = 1) -> Image.Imag
 @_operation(_gamma_of_pil)
 @_on_color_channels
 def adjust_gamma(img: np.ndarray, gamma: float, gain: float = 1) -> np.ndarray:
-    """Apply gamma correction: raise values in 0…1 to a power; above 1 darkens shadows.
+    """Apply gamma correction to values in 0…1; an exponent above 1 darkens shadows.
 
     Parameters
     ----------
@@ -1013,7 +1013,7 @@ def invert(img: np.ndarray) -> np.ndarray:
 
 @_operation(ImageOps.posterize, functools.partial(check_integer, least=0, most=8))
 def posterize(img: np.ndarray, bits: int) -> np.ndarray:
-    """Keep the first 0…8 bits of each byte.
+    """Keep the `bits` (0 to 8) most significant bits of each byte.
 
     Examples
     --------

@@ -222,7 +222,7 @@ def require_bytes(image: np.ndarray, operation: object) -> np.ndarray:
 
 
 def with_channels_of(result: np.ndarray, image: np.ndarray) -> np.ndarray:
-    """Restore the channel dimension of a result of OpenCV, which drops it if it is one."""
+    """Restore the channel dimension that OpenCV drops from an image with one channel."""
     return result.reshape(*result.shape[:2], *image.shape[2:])
 
 

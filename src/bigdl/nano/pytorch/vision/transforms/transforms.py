@@ -168,7 +168,7 @@ def is_random(transform: Callable | None) -> bool:
 
 
 def is_thread_safe(transform: Callable | None) -> bool:
-    """Return True if a transform is known to be thread-safe, as those of this module are."""
+    """Return True if a transform is known to be thread-safe, like the transforms of this module."""
     if not isinstance(transform, Transform) or isinstance(transform, Lambda):
         return transform is None
     return all(map(is_thread_safe, getattr(transform, "transforms", ())))
@@ -197,7 +197,7 @@ def sufficient_size(transform: object) -> Callable[[int, int], tuple[int, int]] 
 
 
 class _Group(Transform):
-    """Base of transforms that contain several transforms."""
+    """Base class of transforms that contain several transforms."""
 
     transforms: Sequence[Callable]
 
@@ -288,7 +288,7 @@ class RandomApply(_Group, random=True):
 
 
 class RandomOrder(_Group, random=True):
-    """Transforms in a random order.
+    """Sequence of transforms that is applied in random order.
 
     Examples
     --------
@@ -360,7 +360,7 @@ class Resize(Transform, operation=F.resize):
 
 
 class _SizedTransform(Transform):
-    """Base of transforms with a result of fixed height and width."""
+    """Base class of transforms whose result has a fixed height and width."""
 
     size: Size
 
@@ -528,7 +528,7 @@ class RandomResizedCrop(_SizedTransform, random=True):
 
 
 class _RandomTransform(Transform, random=True):
-    """Base of transforms that are applied with probability `p`."""
+    """Base class of transforms that are applied with probability `p`."""
 
     def __post_init__(self) -> None:
         check_number("p", vars(self)["p"], 0, 1)
@@ -542,7 +542,7 @@ class _RandomTransform(Transform, random=True):
 
 
 class _HalfProbability(_RandomTransform):
-    """Base of transforms with a default probability of 0.5."""
+    """Base class of transforms with a default probability of 0.5."""
 
     p: float = 0.5
 
@@ -609,7 +609,7 @@ class RandomEqualize(_HalfProbability, operation=F.equalize):
 
 
 class RandomPosterize(_RandomTransform, operation=F.posterize):
-    """Reduction of each byte to its first `bits` bits with probability `p`.
+    """Reduction of each byte to its `bits` most significant bits with probability `p`.
 
     Examples
     --------
@@ -655,7 +655,7 @@ class RandomAdjustSharpness(_RandomTransform, operation=F.adjust_sharpness):
 
 
 class RandomGrayscale(_RandomTransform, scale_free=True):
-    """Conversion to grayscale with probability `p`; the number of channels stays.
+    """Conversion to grayscale with probability `p`; the number of channels is kept.
 
     Examples
     --------
