@@ -99,7 +99,7 @@ class Backend(ABC):
         return self.engine(workers_per_node=workers_per_node).cluster
 
     def layer_options(self, name: str, arguments: LayerArguments) -> ParameterLayerOptions | None:
-        """Return the options of the parameter layer, or None if the backend has none.
+        """Return the options of the parameter layer, or None if the backend does not use it.
 
         Parameters
         ----------

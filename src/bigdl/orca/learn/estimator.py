@@ -169,7 +169,7 @@ class PredictingEstimator(ABC):
             return feed.predict(predictor, cluster)
 
     def _predict_options(self, request: PredictionRequest) -> PredictOptions:
-        """Return the options of a request that are sent to tasks."""
+        """Return the options of a request that the prediction tasks need."""
         return PredictOptions(
             self._prediction_config(),
             request.feature_cols,

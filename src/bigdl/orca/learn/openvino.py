@@ -97,7 +97,7 @@ class OpenvinoNetwork:
         return replace(self, config=renamed_properties(config or {}), order=order, threads=threads)
 
     def dummy_rows(self) -> list[np.ndarray]:
-        """Return two rows of zeros for every input of the network, in the features' order.
+        """Return two rows of zeros for every input of the network, in the order of the features.
 
         Raises
         ------

@@ -576,7 +576,7 @@ _UPDATES = ".updates"  # not a valid attribute name, so no state has it
 
 
 def _nested_metrics(metric: Any) -> dict[str, Any]:
-    """Return a metric and the metrics it is composed of (``a + b``), by state key prefix."""
+    """Return a metric and its component metrics (as in ``a + b``), by state key prefix."""
     import torchmetrics
 
     return {
@@ -605,7 +605,7 @@ def _torchmetrics_reductions(metric: Any) -> dict[str, Reduction]:
 
 
 def reductions_of(metric: Any) -> dict[str, Reduction]:
-    """Return the reductions of a ``torchmetrics.Metric``'s states, without nested metrics.
+    """Return the reductions of a ``torchmetrics.Metric``'s states, excluding nested metrics.
 
     Raises
     ------

@@ -554,7 +554,7 @@ class CurveMetric(MergedMetric):
 
     @staticmethod
     def _counts(state: State) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the distinct scores in ascending order and their counts of class 1 and 0."""
+        """Return ascending distinct scores, and the counts of class 1 and of class 0 per score."""
         thresholds, inverse = state["scores"].unique(return_inverse=True)
         weights, is_positive = state["weights"], state["labels"] == 1
 

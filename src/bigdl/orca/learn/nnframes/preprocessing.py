@@ -69,7 +69,7 @@ class Preprocessing:
 
 
 class TensorToSample(Preprocessing):
-    """Identity step, for chains in programs for BigDL 2.x.
+    """Identity preprocessing step, for compatibility with programs for BigDL 2.x.
 
     Examples
     --------
@@ -166,7 +166,7 @@ class ScalarToTensor(SeqToTensor):
 
 
 class SeqToMultipleTensors(Preprocessing):
-    """Split of a flat row into several model inputs of given shapes.
+    """Preprocessing step that splits a flat row into several model inputs of given shapes.
 
     Parameters
     ----------

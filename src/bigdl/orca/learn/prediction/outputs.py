@@ -538,7 +538,7 @@ def _null_rows(array, is_whole: bool) -> np.ndarray | None:
 
 
 def with_nulls(column: pa.Array, valid: np.ndarray | None) -> pa.Array:
-    """Expand a column of the valid rows to all rows, with nulls for the others."""
+    """Expand a column of valid rows to all rows, with nulls in the invalid rows."""
     if valid is None:
         return column
     aliases = np.zeros(len(valid), np.int64)

@@ -1,4 +1,4 @@
-"""Prediction of a Feed's rows: DataFrame columns, or shards of arrays.
+"""Prediction for the rows of a Feed, which are DataFrame columns or shards of arrays.
 
 The Feeds (:mod:`bigdl.orca.data.feeds`) call the :class:`DistributedPredictor` on their rows.
 """
@@ -231,7 +231,7 @@ def _outputs(model, specs, frame, known) -> list[OutputSpec]:
 
 
 def _first_row(specs, frame):
-    """Return an Arrow batch of the first row without nulls, repeated once, or None."""
+    """Return two copies of the first row without nulls as an Arrow batch, or None."""
     from pyspark.sql import functions as F
 
     whole = frame

@@ -262,7 +262,7 @@ class TorchRunner:
     # -- the state -----------------------------------------------------------------------------
 
     def merged_buffers(self) -> contextlib.AbstractContextManager:
-        """Return a context manager that sets the model's buffers merged over all workers."""
+        """Return a context manager that sets the model's buffers to values merged over workers."""
         return contextlib.nullcontext() if self._running is None else self._running.merged()
 
     def state_dict(self) -> dict:
@@ -483,7 +483,7 @@ class _Losses:
 
 
 def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _Losses]:
-    """Evaluate this worker's rows and return its sums."""
+    """Evaluate this worker's rows; return sums of rows and durations, and sums of losses."""
     sums, losses = EpochSums(), _Losses(forward_pass)
     local = max(1, settings.batch_size // (settings.virtual_shards or runner.size))
     runner.num_steps = -(-data.rows // local)

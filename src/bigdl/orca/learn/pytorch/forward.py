@@ -210,7 +210,7 @@ def inputs_in_other_dtypes(model: torch.nn.Module, inputs: Sequence[Any]) -> Ite
 
 
 def _dtypes_for(leaf, floats):
-    """Return an input's dtype and alternatives to try; ``[None]`` if it is not a real tensor."""
+    """Return an input's dtype and alternatives to try; ``[None]`` without a real-valued tensor."""
     if not isinstance(leaf, torch.Tensor) or leaf.is_complex():
         return [None]
     if not leaf.is_floating_point():
@@ -240,7 +240,7 @@ def _dtypes_of(leaves):
 
 
 def _remember(model, inputs, others):
-    """Remember the dtypes that a model accepts in place of some input dtypes."""
+    """Remember which dtypes a model accepts instead of the dtypes of the given inputs."""
     _accepted.setdefault(model, {})[_dtypes_of(_flat(inputs)[0])] = _dtypes_of(_flat(others)[0])
 
 

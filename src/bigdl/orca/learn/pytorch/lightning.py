@@ -349,7 +349,7 @@ class WorkerTrainer:
         model.trainer = self
 
     def begin_fit(self, runner: Any, context: FitContext, steps: int) -> None:
-        """Set the attributes that are known once a fit has its rows.
+        """Set the attributes that depend on the settings and the rows of a fit.
 
         Parameters
         ----------

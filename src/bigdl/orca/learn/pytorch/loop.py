@@ -1,4 +1,4 @@
-"""PyTorch training loop: one update, one epoch, one fit.
+"""PyTorch training loop: updates, epochs and fits.
 
 The loop depends neither on the engine nor on the input type: a worker provides shards, and a sync
 provides collectives. An engine ships a :class:`FitProgram`. :class:`TorchFit` builds the components
@@ -954,7 +954,7 @@ class TorchFit:
     def _configure(
         self, context: FitContext, parts: ModelParts, forward_pass: ForwardPass, rows: TorchRows
     ) -> None:
-        """Infer lazy sizes and create the optimizer, now that the rows are known."""
+        """Infer the sizes of lazy layers and create the optimizer, once the rows are known."""
         built, runner = self.built, self.runner
         if is_lazy(built.model):
             with isolated_rng(context.settings.seed):

@@ -430,7 +430,7 @@ def _dense_or_rows(gradient, is_table: bool):
 
 
 def _touched_rows(rows: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> TouchedRows:
-    """Combine row indices and values of a table's gradient, each row once."""
+    """Combine row indices and values of a table's gradient, summing duplicate rows."""
     import torch
 
     indices = torch.from_numpy(rows.reshape(1, -1).astype(np.int64))

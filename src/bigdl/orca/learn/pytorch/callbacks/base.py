@@ -91,7 +91,7 @@ def _with_logs(hook: Callable, *args: Any, logs: dict) -> None:
 
 
 class Callback(LegacyHooks):
-    """Base class of callbacks; hooks do nothing or call their more general hook.
+    """Base class of callbacks, whose hooks do nothing or call a more general hook.
 
     Examples
     --------
@@ -120,16 +120,16 @@ class Callback(LegacyHooks):
         """Run after the last epoch of a fit."""
 
     def before_epoch(self, runner: TorchRunner) -> None:
-        """Run before a training or validation epoch, unless the specific hook is overridden."""
+        """Run before a training or validation epoch, unless the train or val hook is overridden."""
 
     def after_epoch(self, runner: TorchRunner) -> None:
-        """Run after a training or validation epoch, unless the specific hook is overridden."""
+        """Run after a training or validation epoch, unless the train or val hook is overridden."""
 
     def before_iter(self, runner: TorchRunner) -> None:
-        """Run before a training or validation batch, unless the specific hook is overridden."""
+        """Run before a training or validation batch, unless the train or val hook is overridden."""
 
     def after_iter(self, runner: TorchRunner) -> None:
-        """Run after a training or validation batch, unless the specific hook is overridden."""
+        """Run after a training or validation batch, unless the train or val hook is overridden."""
 
     def before_train_epoch(self, runner: TorchRunner) -> None:
         self.before_epoch(runner)

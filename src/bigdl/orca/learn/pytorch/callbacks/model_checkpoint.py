@@ -1,4 +1,4 @@
-"""Early stopping, and checkpoint files of epochs or steps."""
+"""Callbacks for early stopping and for checkpoint files of epochs or steps."""
 
 from __future__ import annotations
 
