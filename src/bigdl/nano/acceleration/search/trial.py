@@ -219,7 +219,7 @@ class Bench(abc.ABC):
         return [probe.expected for probe in self._source.probes(self._options)]
 
     def alternative(self, batch: ModelBatch) -> Any:
-        """Return the original's result by an equally valid code path, or None."""
+        """Return the original's result from an equally valid code path, or None."""
         return None
 
     @abc.abstractmethod

@@ -393,7 +393,7 @@ class AutomaticPrefix:
 
 
 class ForwardPrefix:
-    """Acceleration of the frozen layers of a model whose forward calls are the training steps.
+    """Acceleration of a model's frozen layers; each forward call counts as a training step.
 
     Parameters
     ----------

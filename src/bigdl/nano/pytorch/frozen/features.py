@@ -178,7 +178,7 @@ def _fingerprint_of(segment: FrozenSegment, dataset: Dataset) -> dict:
 
 
 def code_of(modules: Iterable[torch.nn.Module]) -> str | None:
-    """Return a hash of modules' settings and of the user's code in them.
+    """Return a hash of the settings and the user-defined code of modules.
 
     Networks with equal weights can differ, for example in an activation.
     """

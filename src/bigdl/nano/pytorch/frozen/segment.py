@@ -160,7 +160,7 @@ class FrozenSegment:
             return f"its contents cannot be inspected ({one_line(error)})"
 
     def has_distinct_feature_shape(self) -> bool:
-        """Return True if outputs and inputs have different shapes, so that both can be accepted."""
+        """Return True if features and inputs differ in shape, so that they can be distinguished."""
         image, features = self.sample.shape[1:], self.output.shape[1:]
         return len(features) > 0 and (len(image) != len(features) or image[0] != features[0])
 

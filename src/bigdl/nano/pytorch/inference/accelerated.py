@@ -288,7 +288,7 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
 
     @property
     def nano_is_bf16(self) -> bool:
-        """True if the original has bfloat16 parameters, so that its results are bfloat16."""
+        """True if the original model has bfloat16 parameters and therefore bfloat16 results."""
         source = self.__dict__.get("nano_source")
         return source is not None and any(
             each.dtype is torch.bfloat16 for each in source.parameters()

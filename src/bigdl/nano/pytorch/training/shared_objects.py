@@ -26,7 +26,7 @@ _OF_MODULES = frozenset(vars(nn.Module())) - {"training", "_modules", "_paramete
 
 
 class ObjectRegistry:
-    """Named objects that exist in both processes.
+    """Registry of named objects that exist in the caller and in the worker process.
 
     Parameters
     ----------

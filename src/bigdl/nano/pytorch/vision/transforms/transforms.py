@@ -747,7 +747,7 @@ class ColorJitter(Transform, scale_free=True):
     def get_params(
         brightness: Any, contrast: Any, saturation: Any, hue: Any
     ) -> tuple[torch.Tensor, float | None, float | None, float | None, float | None]:
-        """Draw the order of the four changes and their factors; a factor without range is None."""
+        """Draw the order of four changes and their factors (None if a factor has no range)."""
         order = torch.tensor(_random_order(4))
         first, second, third, fourth = (
             _random_uniform(*limits) if limits else None
@@ -763,7 +763,7 @@ def _limits(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> tuple[float, float]:
-    """Return a range; a single number means that distance on both sides of the center."""
+    """Return a range; a single number is the distance of both ends from the center."""
     if is_number(value):
         check_number(name, value, 0)
         value = (max(center - value, least) if center else -value, center + value)
