@@ -45,7 +45,7 @@ _WIDTH, _LABELS, _BAR = 760, 150, 32  # pixels of a chart
 
 
 class Recommender(Protocol):
-    """Protocol of models that :func:`cross_validate` compares: ``fit`` and ``recommend``.
+    """Protocol of the models that :func:`cross_validate` compares.
 
     Examples
     --------
@@ -66,10 +66,10 @@ class Recommender(Protocol):
     """
 
     def fit(self, table: Table, /) -> Any:
-        """Train on rows of users, items and times."""
+        """Train on a table of user-item interactions."""
 
     def recommend(self, users: Iterable[Any], k: int, *, filter_seen: bool) -> Table:
-        """Return rows of user, item and ``rank`` for some users."""
+        """Return a table with user, item and ``rank`` columns and up to `k` items per user."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class History:
 
     @classmethod
     def of(cls, table: Table, user_col: str, item_col: str, time_col: str | None) -> History:
-        """Build the history from a table; rows of a user at equal times are ordered by item."""
+        """Build the history from a table; a user's rows with equal times are ordered by item."""
         columns = [user_col, item_col, *([time_col] if time_col else [])]
         rows = as_arrow(table, "table", columns)
         if not rows.num_rows:
@@ -122,12 +122,12 @@ class History:
         return result
 
     def batches(self) -> Iterator[np.ndarray]:
-        """Yield the matrices of all users, batch by batch."""
+        """Yield the user-item matrix in batches of users."""
         for first in range(0, len(self.users), _USERS_AT_ONCE):
             yield self.matrix(np.arange(first, min(first + _USERS_AT_ONCE, len(self.users))))
 
     def co_occurrences(self) -> np.ndarray:
-        """Return the number of users with both items, as a float32 item-item matrix."""
+        """Return a float32 item-item matrix with the number of users who have both items."""
         if len(self.items) > _MOST_ITEMS:
             raise UsageError(
                 f"{len(self.items)} items need a matrix of {4e-9 * len(self.items) ** 2:.0f} GB; "
@@ -158,7 +158,7 @@ def _seconds(column: pa.ChunkedArray, name: str) -> np.ndarray:
 
 
 class _Baseline(ABC):
-    """Common base of the baselines: history, ranking, and fallback for unknown users.
+    """Base class of the baselines: history, ranking, and fallback for unknown users.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class _Baseline(ABC):
         self._history: History | None = None
 
     def fit(self, table: Table) -> Self:
-        """Train on rows of users and items.
+        """Train on a table of user-item interactions.
 
         Parameters
         ----------
@@ -273,7 +273,7 @@ def _listed(values: Iterable[Any]) -> list[Any]:
 
 
 def _top(scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the indices of the k highest scores per row; of ties, the later column first."""
+    """Return the columns of the k highest scores per row; ties go to the later column."""
     count = scores.shape[1]
     reverse = scores[:, ::-1]
     if k < count:
@@ -284,7 +284,7 @@ def _top(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 class Popular(_Baseline):
-    """Baseline that recommends the items with the most rows, of all times or recently.
+    """Baseline that recommends the items with the most rows, overall or in a recent period.
 
     Parameters
     ----------
@@ -363,7 +363,7 @@ class Markov(_Baseline):
 
 
 class _ItemWeights(_Baseline):
-    """Baseline that scores an item by the weights between it and the user's items."""
+    """Base class of baselines that sum the weights between an item and the user's items."""
 
     def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
         return (history.matrix(users) @ self._weights).astype(np.float64)
@@ -414,7 +414,7 @@ class ItemKNN(_ItemWeights):
 
 
 class EASE(_ItemWeights):
-    """Baseline of linear item-item weights, computed in closed form (EASE).
+    """Baseline with linear item-item weights, computed in closed form (EASE).
 
     Parameters
     ----------
@@ -452,7 +452,7 @@ class EASE(_ItemWeights):
 
 
 class ALS(_Baseline):
-    """Baseline of matrix factorisation of implicit feedback, by Spark's ALS.
+    """Baseline that factorises implicit feedback with Spark's ALS.
 
     Parameters
     ----------
@@ -567,7 +567,7 @@ class CrossValidation:
 
     @property
     def means(self) -> pd.DataFrame:
-        """Means over the folds, one row per model, best first by the first metric."""
+        """Mean of each metric over the folds, one row per model, sorted by the first metric."""
         means = self.table.drop(columns="fold").groupby("model", sort=False).mean()
         return means.sort_values(means.columns[0], ascending=False, kind="stable")
 

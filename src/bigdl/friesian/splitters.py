@@ -94,7 +94,7 @@ class Split(Generic[Frame]):
 
 @dataclass(frozen=True)
 class Filtered(Generic[Frame]):
-    """Remaining rows, and the number of dropped rows by reason.
+    """Result of a filter: the remaining rows, and the number of dropped rows by reason.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class Filtered(Generic[Frame]):
 
 
 class Splitter(ABC):
-    """Base class of rules that split interactions.
+    """Base class of splitters, which divide interactions into training and test rows.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ class Splitter(ABC):
 
 
 class LastN(Splitter):
-    """Splitter that tests each user's newest rows.
+    """Splitter that uses each user's newest rows as test rows.
 
     With ``n=1`` this is leave-one-out. It trains on later rows of other users, see
     :meth:`Split.future_rows`. Use :class:`GlobalTime` for metrics as in production.
@@ -279,7 +279,7 @@ class LastN(Splitter):
 
 
 class Ratio(Splitter):
-    """Splitter that tests the newest share of each user's rows.
+    """Splitter that uses the newest share of each user's rows as test rows.
 
     Parameters
     ----------
@@ -322,7 +322,7 @@ class Ratio(Splitter):
 
 
 class GlobalTime(Splitter):
-    """Splitter that tests rows from one time on, the same for all users.
+    """Splitter whose test rows begin at one time, which is the same for all users.
 
     Parameters
     ----------
@@ -449,7 +449,7 @@ class GlobalTime(Splitter):
 
 
 class ColdUsers(Splitter):
-    """Splitter that tests all rows of some users, chosen by a hash of their id.
+    """Splitter whose test rows are all rows of some users, chosen by a hash of the user id.
 
     Parameters
     ----------
@@ -745,7 +745,7 @@ def _bucket(column: str, seed: int, count: int) -> Column:
 
 
 def _as_number(frame: DataFrame, column: str) -> Column:
-    """Return timestamps and dates in seconds; return numbers unchanged."""
+    """Convert timestamps and dates to seconds; return numbers unchanged."""
     if frame.schema[column].dataType.typeName() in ("timestamp", "timestamp_ntz", "date"):
         return F.unix_micros(col(column).cast("timestamp")) / F.lit(1e6)
     return col(column)

@@ -1,4 +1,4 @@
-"""Executor ``arrow``: Parquet files in Arrow batches, on Spark or in local processes.
+"""Executor ``arrow``: runs operators on Arrow batches of Parquet files, on Spark or locally.
 
 For operators on groups, rows with the same key are shuffled. Every piece of the data writes one
 file, in which each bucket is one row group. A bucket is then read from all files, so its rows keep
@@ -56,7 +56,7 @@ _PIECES = 4  # pieces per worker, for load balance
 
 
 class Host(AbstractContextManager):
-    """Runner of a function over items; a context manager that closes itself.
+    """Base class of hosts, which run a function on several items; a context manager.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Host(AbstractContextManager):
 
     @property
     def pieces(self) -> int:
-        """Number of pieces that keeps all workers busy."""
+        """Number of pieces to split the data into, so that all workers stay busy."""
         return self.workers if self.workers == 1 else self.workers * _PIECES
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -79,7 +79,7 @@ class Host(AbstractContextManager):
 
     @abstractmethod
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Return the results in order, with user errors as results."""
+        """Call `function` on each item; return the results, which may be UsageErrors, in order."""
 
     def close(self) -> None:
         """Release the resources of the host."""
@@ -113,7 +113,7 @@ class SparkTasks(Host):
 
 
 class LocalWorkers(Host):
-    """Local worker processes, which live until :meth:`close`; a context manager.
+    """Host that runs items in local worker processes until :meth:`close`; a context manager.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def _read_function(path: str) -> Callable[[Any], Any]:
 
 
 def host_of(host: Any) -> AbstractContextManager[Host]:
-    """Return the host that a user named; close it on exit if it is created here.
+    """Return a context manager for the user's host; exiting closes the host only if it is new.
 
     None means Spark if a session is active, else local processes.
     """
@@ -199,7 +199,7 @@ def _running_session() -> SparkSession | None:
 
 @dataclass(frozen=True)
 class Piece:
-    """Row groups of one file.
+    """Unit of work: row groups of one Parquet file.
 
     Attributes
     ----------
@@ -270,7 +270,7 @@ Source = dict[str, dict[str, Any]]
 
 
 def source_of(src: Any) -> tuple[Source, dict[str, Field]]:
-    """Return the files that a user named, and their columns.
+    """Return the Parquet files at the user's paths, and the columns of these files.
 
     The files are sorted within each path of the user. The columns are those of the first file,
     which all files must have, followed by those in folder names.
@@ -298,14 +298,14 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def _named_in(path: str, root: str) -> dict[str, str | None]:
-    """Return the columns in the folder names between a root and a file, as strings."""
+    """Parse ``column=value`` folder names between a root and a file; values are strings."""
     inside = path[len(root) :].strip("/") if path.startswith(root) else ""
     pairs = [name.partition("=") for name in inside.split("/")[:-1] if "=" in name]
     return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
 
 
 def _columns_of(named: Mapping[str, Mapping[str, str | None]]) -> dict[str, pa.Array]:
-    """Return the columns in folder names, with one value per file.
+    """Convert the values in folder names to typed columns with one value per file.
 
     As in Spark, a column has the first type of int, bigint, double, date and string that fits all
     values.
@@ -483,7 +483,7 @@ def _requested(program: Program) -> dict[tuple[int, str], Statistic]:
 
 
 def _learned(program: Program, rows: Rows) -> list[Any]:
-    """Return the partial results of some rows, in the order of the requests."""
+    """Return the partial statistics of a piece or bucket, in the order of the requests."""
     batches = []
     for batch in rows.batches():
         parts = []
@@ -509,7 +509,7 @@ _BUCKET = 500_000  # rows
 
 @dataclass(frozen=True)
 class Bucket:
-    """Some keys with all their rows, shuffled for one operator.
+    """All rows of a subset of keys, shuffled for one operator.
 
     Attributes
     ----------
@@ -542,7 +542,7 @@ Rows = Piece | Bucket
 def _shuffle(
     fitted: Sequence[FittedOperator], step: AddHistSeq, count: int, path: str, rows: Rows
 ) -> list[int]:
-    """Write rows, as they are before an operator, to a file ordered by bucket.
+    """Write the input rows of operator `step` to a file, ordered by bucket.
 
     Returns
     -------

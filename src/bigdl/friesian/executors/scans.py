@@ -1,4 +1,4 @@
-"""Batches of DataFrame rows for a function, in Spark tasks.
+"""Spark tasks that pass the rows of a DataFrame to a function in Arrow batches.
 
 Spark reads Parquet columns into Java vectors and rows before Arrow gets them, and strings as
 separate objects. For ten million rows with 26 string columns this took most of the time of fitting
@@ -39,7 +39,7 @@ Work = Callable[[LazyBatch], "Iterator[pa.RecordBatch]"]
 
 
 def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
-    """Map the batches of a DataFrame by a function.
+    """Apply a function to the batches of a DataFrame in Spark tasks.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
 
 
 def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:
-    """Map the batches of a DataFrame by a function; Spark reads the rows."""
+    """Apply a function to the batches of a DataFrame, whose rows Spark reads."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for table in _gathered(batches):
@@ -79,7 +79,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
-    """Map the batches of Parquet files by a function; pyarrow reads the files.
+    """Apply a function to the batches of a DataFrame, whose Parquet files pyarrow reads.
 
     Partitions and row order are those of Spark's scan. The footers are read now, the data when the
     result is computed.
@@ -146,5 +146,5 @@ def _size(group: Any, columns: dict[str, str]) -> int:
 
 
 def _width(dtype: str) -> int:
-    """Return the bytes per value; for a string those of its code."""
+    """Return the bytes per value of a type; a string counts as its 4-byte dictionary code."""
     return 4 if dtype == "string" else -(-column_types.to_arrow(dtype).bit_width // 8)

@@ -1,4 +1,4 @@
-"""Executor ``catalyst``: Spark plans of operators, for tables and pipelines."""
+"""Executor ``catalyst``: runs the operators of tables and pipelines as Spark plans."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run_operator(df: DataFrame, operator: Operator, state: State | None = None) 
 
 
 def fit_operator(df: DataFrame, operator: Operator) -> State:
-    """Return the state of an operator that is fitted on a DataFrame."""
+    """Fit an operator on a DataFrame and return its state."""
     before = schema_of(df)
     return operator.fit_state(before, statistics_of(df, operator.requests(before)))
 
@@ -88,7 +88,7 @@ def apply_operator(
 
 
 def statistics_of(df: DataFrame, requests: Mapping[str, Statistic]) -> dict[str, Any]:
-    """Return the statistics of a DataFrame by name."""
+    """Compute the requested statistics of a DataFrame; return them by name."""
     results = compute_statistics(df, [StatisticsQuery(0, dict(requests))]) if requests else {}
     return {name: results[0, name] for name in requests}
 
@@ -206,7 +206,7 @@ def _counts(
 
 
 def _aggregate(df: DataFrame, request: MinMax | Quantiles) -> Column:
-    """Return the array aggregate that computes a statistic."""
+    """Return the Spark aggregate expression for a statistic; its value is an array."""
     (name,) = request.columns
     dtype = dtype_of(df, name)
     value = without_nan(col(name), dtype)
@@ -249,7 +249,7 @@ _COLUMNS = 8  # minimum number of columns for which batches are faster than Spar
 def _counts_of_texts(
     df: DataFrame, counts: Mapping[Any, Counts], scan: Callable[..., DataFrame | None]
 ) -> dict[Any, pa.Table]:
-    """Count the values of string columns in Arrow batches, without nulls.
+    """Count the values of string columns in Arrow batches; nulls are not counted.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Encoders by aggregates of a table: scaling, binning, count and target encoding."""
+"""Encoders based on aggregates of a table: scaling, binning, count and target encoding."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class AggregateEncoders(Table):
         max: float = 1.0,
         clip: bool = False,
     ) -> Self:
-        """Scale numbers by extremes that were learned from other data.
+        """Scale numbers by minimum and maximum values that were learned from other data.
 
         Parameters
         ----------

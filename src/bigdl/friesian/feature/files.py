@@ -29,7 +29,7 @@ _MODES = ("append", "overwrite", "error", "errorifexists", "ignore")
 
 
 class TableOutput:
-    """DataFrame of a table, with methods to collect and write its rows.
+    """Base class of tables, which hold a Spark DataFrame and collect and write its rows.
 
     Parameters
     ----------
@@ -73,14 +73,14 @@ class TableOutput:
         return html_table(type(self).__name__, dtypes, rows or "")
 
     def _dtypes(self) -> dict[str, str]:
-        """Return the column types, empty after the Spark context has been stopped."""
+        """Return the column types; empty if the Spark context has been stopped."""
         try:
             return dict(self.df.dtypes)
         except UsageError:
             return {}
 
     def cache(self) -> Self:
-        """Mark the rows to be kept in executor memory once they are computed."""
+        """Cache the rows on the executors when they are first computed."""
         self.df.cache()
         return self
 
@@ -201,7 +201,7 @@ def _is_same_in_arrow(dtype: str) -> bool:
 
 
 class TableReader(TableOutput):
-    """Constructors of a table from files and pandas."""
+    """Base class of tables, with methods that read files and pandas DataFrames."""
 
     @classmethod
     def read_parquet(cls, paths: str | list[str]) -> Self:

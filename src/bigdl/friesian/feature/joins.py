@@ -72,7 +72,7 @@ class JoinMethods(Table):
     def join_as_of(
         self, table: Table, on: str | list[str], time_col: str = "time", ttl: float | None = None
     ) -> Self:
-        """Join each row with the latest row of another table up to its time.
+        """Join each row with the latest row of another table that is not later than it.
 
         No later value leaks into a row.
 
@@ -216,7 +216,7 @@ class JoinMethods(Table):
     def filter_by_frequency(
         self, columns: str | list[str], min_freq: int = 2, keep_rows: bool = False
     ) -> Self:
-        """Keep the values that occur at least `min_freq` times.
+        """Keep combinations of values in `columns` that occur in at least `min_freq` rows.
 
         Parameters
         ----------
@@ -244,7 +244,7 @@ class JoinMethods(Table):
         partition_cols: str | list[str] | None = None,
         out_cols: Any = None,
     ) -> Self:
-        """Add differences between numbers and those of an earlier row.
+        """Add columns with the difference between each number and that of an earlier row.
 
         Parameters
         ----------

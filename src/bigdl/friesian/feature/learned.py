@@ -79,7 +79,7 @@ class StringIndex(Table):
         return type(self)(Table(self.df).rename({**numbers, **columns}).df, col_name)
 
     def dictionary_of(self, column: str) -> Dictionary:
-        """Return the dictionary from the values of a column to ids; it is cached."""
+        """Return a cached Dictionary that maps the values of a column to ids."""
         dictionary = self._dictionaries.get(column)
         if dictionary is None or dictionary.df is not self.df:
             number = number_column(self.col_name)
@@ -146,7 +146,7 @@ class StringIndex(Table):
         return cls(frame_of_arrow(spark.active_spark(), table, schema), col_name)
 
     def to_dict(self) -> dict[str, int]:  # type: ignore[override]  # as in BigDL 2.x
-        """Return the ids by value."""
+        """Return a dict from values to ids."""
         number = number_column(self.col_name)
         columns = self._columns([self.col_name, number])
         return dict(zip(columns[self.col_name], columns[number], strict=True))
@@ -163,7 +163,7 @@ class StringIndex(Table):
 
 
 class TargetCode(Table):
-    """Codes of categories, for :meth:`FeatureTable.encode_target`.
+    """Table of target encodings of categories, for :meth:`FeatureTable.encode_target`.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ class CellMethods(ABC):
 
     @abstractmethod
     def with_operator(self, operator: Operator) -> Self:
-        """Return a table after an operator, or a pipeline with the operator appended.
+        """Apply an operator to a table, or append it to a pipeline; return the result.
 
         Parameters
         ----------
@@ -219,7 +219,7 @@ class FeatureMethods(CellMethods):
         method: str = "md5",
         sep: str = "",
     ) -> Self:
-        """Add columns with the hash of several columns' joined strings.
+        """Add columns that hash the joined strings of several columns into bins.
 
         Parameters
         ----------
@@ -262,7 +262,7 @@ class FeatureMethods(CellMethods):
         prefix: str | list[str] | None = None,
         keep_original_columns: bool = False,
     ) -> Self:
-        """Replace integer columns by 0/1 indicator columns, in place.
+        """Replace integer columns by 0/1 indicator columns at the same position.
 
         Parameters
         ----------
@@ -337,7 +337,7 @@ class FeatureMethods(CellMethods):
     # -- arrays --------------------------------------------------------------------------------
 
     def mask(self, mask_cols: str | list[str], seq_len: int = 100) -> Self:
-        """Add ``<column>_mask``: 1 for each value of an array, then 0, up to `seq_len`."""
+        """Add ``<column>_mask`` of length `seq_len`: 1 for each value of the array, then 0."""
         return self.with_operator(Mask(as_names(mask_cols, "mask_cols"), seq_len))
 
     def pad(
@@ -390,7 +390,7 @@ class FeatureMethods(CellMethods):
         max_len: int = 100,
         num_seqs: int = 2147483647,
     ) -> Self:
-        """Add the user's earlier values of some columns to each record.
+        """Add columns with the earlier values of `cols` of the same user to each record.
 
         Parameters
         ----------
@@ -463,7 +463,7 @@ class FeatureMethods(CellMethods):
         user_col: str | None = None,
         popularity: float | None = None,
     ) -> Self:
-        """Insert copies of each record with random negative items before it.
+        """Insert copies of each record, with random negative items, before the record.
 
         Parameters
         ----------

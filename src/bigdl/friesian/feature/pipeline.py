@@ -105,7 +105,7 @@ class FeaturePipeline(FeatureMethods):
     def min_max_scale(
         self, columns: str | list[str], min: float = 0.0, max: float = 1.0, clip: bool = False
     ) -> Self:
-        """Scale numbers to a range by the extremes of the data at ``fit``.
+        """Scale numbers to a range by the minimum and maximum of the data passed to ``fit``.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ class FeaturePipeline(FeatureMethods):
         broadcast: bool = True,
         oov_buckets: int = 0,
     ) -> Self:
-        """Replace values by their ids in vocabularies of the data at ``fit``.
+        """Replace values by ids from vocabularies that ``fit`` learns.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class FeaturePipeline(FeatureMethods):
         out_cols: str | list[str] | None = None,
         counts: None = None,
     ) -> Self:
-        """Add the counts of categories at ``fit``; see :meth:`FeatureTable.count_encode`.
+        """Add the counts of categories that ``fit`` learns; see :meth:`FeatureTable.count_encode`.
 
         `counts` of other data are not supported; passing them raises an error.
         """
@@ -250,7 +250,7 @@ class FeaturePipeline(FeatureMethods):
 
     @property
     def inputs(self) -> list[str]:
-        """Columns that the data must have: those that some operator reads."""
+        """Columns that the data must have because an operator reads them."""
         return inputs_of(self._known())
 
     def sources(self, column: str) -> set[str]:
@@ -302,7 +302,7 @@ class FeaturePipeline(FeatureMethods):
         return self._learn(schema_of(df), lambda program: spark.compute_statistics(df, program))
 
     def transform(self, table: Table | DataFrame) -> FeatureTable:
-        """Apply the operators to a table by Spark plans.
+        """Apply the operators to a table on Spark.
 
         Parameters
         ----------
@@ -578,7 +578,7 @@ def _frame(table: Any) -> DataFrame:
 def _program(
     steps: Sequence[Operator], schema: Schema, states: dict[int, State]
 ) -> tuple[Program, list[FittedOperator]]:
-    """Plan the next pass: operators to apply, statistics to compute, and the bound steps."""
+    """Plan the next pass; return its program, and the operators bound to their input fields."""
     program: Program = []
     fitted: list[FittedOperator] = []
     unknown: set[str] = set()
@@ -612,7 +612,7 @@ def _program(
 
 
 class RowExecutor:
-    """Fitted operators prepared for single rows: functions of values, by output key.
+    """Executor ``row``: applies fitted operators to one row as plain Python functions.
 
     Parameters
     ----------

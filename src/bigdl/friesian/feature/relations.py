@@ -25,7 +25,7 @@ _STATS = ("min", "max", "avg", "sum", "count")
 
 
 class Table(CellMethods, TableOutput):
-    """Table on Spark.
+    """Table backed by a Spark DataFrame, with relational operations.
 
     Methods that change the table return a new table of the same class. Only :meth:`broadcast`
     changes the table itself. The columns of a table are also its attributes.
@@ -77,7 +77,7 @@ class Table(CellMethods, TableOutput):
         raise AttributeError(f"{type(self).__name__} has no attribute or column {name!r}")
 
     def col(self, name: str) -> Column:
-        """Return a column expression by name, not bound to this table."""
+        """Return a Spark column expression for a name; it is not bound to this table."""
         return col(name)
 
     def select(self, *cols: str | Column | list) -> Self:
@@ -90,7 +90,7 @@ class Table(CellMethods, TableOutput):
         return self._clone(self.df.select(*self._chosen(cols)))
 
     def _chosen(self, cols: Sequence[Any]) -> list[Any]:
-        """Return the user's columns as names or expressions; raise for other types."""
+        """Return the user's `cols` as a list of names and Spark columns; raise for other types."""
         columns = spark.as_list(cols)
         if not columns:
             raise UsageError(
@@ -110,7 +110,7 @@ class Table(CellMethods, TableOutput):
         return [col(each) if isinstance(each, str) and each in known else each for each in columns]
 
     def merge_cols(self, columns: list[str], target: str) -> Self:
-        """Merge columns into one array column, and drop them.
+        """Replace several columns by one array column of their values.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class Table(CellMethods, TableOutput):
         return self._clone(merged.drop(*(name for name in names if name != target)))
 
     def append_column(self, name: str, column: Column) -> Self:
-        """Add a column, or replace an existing one in place.
+        """Add a column, or replace the existing column of that name.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class Table(CellMethods, TableOutput):
         sort_cols: str | list[str] | None = None,
         keep: str = "min",
     ) -> Self:
-        """Keep one row of each group of rows with equal values in some columns.
+        """Keep one row for each combination of values in the columns `subset`.
 
         Parameters
         ----------
@@ -295,7 +295,7 @@ class Table(CellMethods, TableOutput):
         return self._clone(self.df.intersect(check_table("other", other).df))
 
     def sample(self, fraction: float, replace: bool = False, seed: int | None = None) -> Self:
-        """Sample rows at random, about `fraction` of them."""
+        """Return a random sample with about `fraction` of the rows."""
         return self._clone(self.df.sample(replace, float(fraction), seed))
 
     def random_split(self, weights: list[float], seed: int | None = None) -> list[Self]:
@@ -437,7 +437,7 @@ class Table(CellMethods, TableOutput):
         return Table(self.df.sparkSession.createDataFrame(rows, f"column string, `{stat}` double"))
 
     def median(self, columns: str | list[str] | None = None) -> Self:
-        """Return the medians of columns; their rank is exact to a thousandth of the rows.
+        """Return approximate medians of columns, with a rank error of at most 0.1 % of the rows.
 
         Parameters
         ----------

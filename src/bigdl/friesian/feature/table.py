@@ -50,7 +50,7 @@ class FeatureTable(FeatureMethods, TableReader, JoinMethods, VocabularyEncoders,
     """
 
     def feature_schema(self, columns: str | list[str] | None = None) -> FeatureSchema:
-        """Return types, cardinalities and array lengths of the columns, by one job.
+        """Compute types, cardinalities and array lengths of the columns in one Spark job.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class FeatureTable(FeatureMethods, TableReader, JoinMethods, VocabularyEncoders,
 
 
 def _shape_aggregates(value: Column, dtype: str) -> list[Column]:
-    """Return aggregates for a column: extreme lengths at each depth, then extreme values."""
+    """Return min and max aggregates of a column: array lengths at each depth, then the values."""
     aggregates, depth = [], 0
     while column_types.is_array(dtype):
         lengths = F.array(F.when(value.isNotNull(), F.size(value)))
@@ -258,7 +258,7 @@ def _by_sentence_transformer(name: str, texts: list[str]) -> Any:
 
 
 def _reduced(df: DataFrame, name: str, dimensions: int) -> DataFrame:
-    """Project the arrays of a column to their principal components."""
+    """Reduce the arrays of a column to `dimensions` values by PCA."""
     from pyspark.ml.feature import PCA
     from pyspark.ml.functions import array_to_vector
 

@@ -1,4 +1,4 @@
-"""Encoders by vocabularies and look-up tables."""
+"""Table methods that encode values with vocabularies and look-up tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bigdl.friesian.ops.spark import F, as_names, check_string, schema_of
 
 
 class VocabularyEncoders(Table):
-    """Table methods that replace values by their entries in another table."""
+    """Table methods that replace values by ids, or by values from another table."""
 
     def gen_string_idx(
         self,
@@ -24,7 +24,7 @@ class VocabularyEncoders(Table):
         do_split: bool = False,
         sep: str = ",",
     ) -> StringIndex | list[StringIndex]:
-        """Learn vocabularies of columns, all by one pass over the data.
+        """Learn the vocabularies of columns in one pass over the data.
 
         Ids start at 1, so that 0 is free for unknown values. They depend only on the data: ids
         follow the order of the values, or of the counts. Nulls and NaN get no id.
@@ -82,7 +82,7 @@ class VocabularyEncoders(Table):
         keep_most_frequent: bool = False,
         oov_buckets: int = 0,
     ) -> Self:
-        """Replace the values of columns by ids, in place.
+        """Replace the values of columns by the ids in `indices`.
 
         Parameters
         ----------
@@ -241,7 +241,7 @@ class VocabularyEncoders(Table):
     def gen_reindex_mapping(
         self, columns: str | Sequence[str] = (), freq_limit: int | Mapping[str, int] | None = 10
     ) -> list[Any]:
-        """Assign ids to the values of columns by falling count, by one pass over the data.
+        """Assign ids to the values of each column, most frequent first, in one pass over the data.
 
         Parameters
         ----------
@@ -269,7 +269,7 @@ class VocabularyEncoders(Table):
         ]
 
     def reindex(self, columns: str | Sequence[str] = (), index_tbls: Any = ()) -> Self:
-        """Replace values by the ids of :meth:`gen_reindex_mapping`; unknown values by 0.
+        """Replace values by ids from :meth:`gen_reindex_mapping`, and unknown values by 0.
 
         Nulls stay null.
 
@@ -304,7 +304,7 @@ class VocabularyEncoders(Table):
     def add_value_features(
         self, columns: str | list[str], dict_tbl: Table, key: str, value: str
     ) -> Self:
-        """Add columns that look up the values of columns in another table.
+        """Look up the values of columns in another table, and add the results as columns.
 
         Parameters
         ----------

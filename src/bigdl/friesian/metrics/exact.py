@@ -71,7 +71,7 @@ class ExactMoments:
 
     @property
     def mean(self) -> float:
-        """Correctly rounded mean; NaN without values."""
+        """Mean, rounded correctly to float64; NaN if there are no values."""
         return self.total / (self.count << _SCALE) if self.count else math.nan
 
     @property

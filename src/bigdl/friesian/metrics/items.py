@@ -1,4 +1,4 @@
-"""Item facts for metrics: training counts, catalogue and features."""
+"""Facts about items that metrics use: training counts, catalogue and features."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ItemFacts:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Training rows of each item; the last entry is for unknown items."""
+        """Number of training rows of each item; the last entry is for unknown items."""
         return np.append(self.rows, 0).astype(np.float64)
 
     @cached_property
@@ -94,7 +94,7 @@ def item_facts(
     user_col: str,
     item_col: str,
 ) -> ItemFacts:
-    """Count the items of the training rows, and join them with catalogue and features.
+    """Count training rows and users per item, and add catalogue membership and features.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def item_facts(
 
 
 def _train_counts(train: Table | None, user_col: str, item_col: str) -> tuple[pa.Table, int]:
-    """Return the number of users and rows of each item, and the number of all users."""
+    """Return the numbers of users and rows of each item, and the total number of users."""
     names = ["item", "users", "rows"]
     if train is None:
         empty = pa.chunked_array([], pa.int64())
@@ -161,7 +161,7 @@ def _catalogue(catalogue: Table | Iterable[Any], item_col: str) -> pa.ChunkedArr
 
 
 def _features(features: Table | None, item_col: str) -> tuple[pa.ChunkedArray, np.ndarray]:
-    """Return the items and the codes of their features; the last row of -1 is for others."""
+    """Return item ids and feature codes; a last row of -1 is for items without features."""
     if features is None:
         return pa.chunked_array([], pa.int64()), np.full((1, 1), -1)
     names = [each for each in column_names(features) if each != item_col]

@@ -29,7 +29,7 @@ Matrix: TypeAlias = np.ndarray
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Options of metrics; see :func:`~bigdl.friesian.metrics.ranking_metrics`."""
+    """Options of the ranking metrics; see :func:`~bigdl.friesian.metrics.ranking_metrics`."""
 
     metrics: tuple[str, ...]
     ks: tuple[int, ...]
@@ -42,7 +42,7 @@ class ListOptions:
 
     @property
     def width(self) -> int:
-        """Number of ranks in the matrices."""
+        """Number of rank columns in the matrices: the largest k."""
         return max(self.ks)
 
     def keys_of_users(self) -> list[str]:
@@ -51,13 +51,13 @@ class ListOptions:
         return [*keys, "gauc"] if "gauc" in self.metrics else keys
 
     def needs(self, *names: str) -> bool:
-        """Return True if any of the metrics is requested."""
+        """Return True if any metric in `names` is requested."""
         return not set(names).isdisjoint(self.metrics)
 
 
 @dataclass
 class UserValues:
-    """Metrics of some users.
+    """Metric values of a batch of users.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class UserValues:
 
 @dataclass
 class _RankedLists:
-    """Lists of some users as matrices of users by ranks, with running sums over the ranks."""
+    """Recommendation lists as user-by-rank matrices, with running sums over the ranks."""
 
     options: ListOptions
     hits: Matrix  # float64, 1 where the item at the rank is relevant
@@ -117,7 +117,7 @@ class _RankedLists:
         return np.cumsum(self.ideal_gains * self.discounts, axis=1)
 
     def mean_of(self, values: np.ndarray, k: int) -> np.ndarray:
-        """Return the mean of an item value over the first `k` ranks, per user."""
+        """Return the mean of the per-item `values` over each user's first `k` ranks."""
         sums = np.cumsum(np.where(self.present, values[self.item_codes], 0.0), axis=1)[:, k - 1]
         return sums / np.maximum(self.lengths[:, k - 1], 1)
 
@@ -258,7 +258,7 @@ METRICS = (*_OF_USERS, "gauc", "coverage", "gini")
 
 @dataclass
 class _RankedRows:
-    """Recommendation rows sorted by user and rank, and relevant pairs, as codes."""
+    """Recommendations sorted by user and rank, and relevant pairs, as integer codes."""
 
     users: pa.Array
     items: pa.Array
@@ -275,7 +275,7 @@ class _RankedRows:
 
 
 def _starts(sorted_codes: np.ndarray) -> np.ndarray:
-    """Return for each element the position at which its run of equal values begins."""
+    """Return the start index of each element's run of equal values."""
     is_first = np.append(True, sorted_codes[1:] != sorted_codes[:-1])[: len(sorted_codes)]
     return np.maximum.accumulate(np.where(is_first, np.arange(len(sorted_codes)), 0))
 
@@ -367,7 +367,7 @@ def _checked_ranks(users: pa.Array, user: np.ndarray, rank: np.ndarray) -> np.nd
 
 
 def _without_repeated(rows: _RankedRows) -> _RankedRows:
-    """Return the rows without repeated items, with later items moved up."""
+    """Remove repeated items from the lists, and move later items up."""
     if not rows.repeated.any():
         return rows
     dropped = np.cumsum(rows.repeated)
@@ -412,7 +412,7 @@ def _pair_counts(rows: _RankedRows) -> Callable[[int, int | None], np.ndarray]:
 
 
 def _user_auc(rows: _RankedRows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the AUC of each user's list, with ties as one half, and its number of hits."""
+    """Return the AUC and the number of hits of each user's list; ties count as one half."""
     count = len(rows.users)
     value = np.where(np.isnan(rows.value), -np.inf, rows.value)
     order = np.lexsort((value, rows.user))

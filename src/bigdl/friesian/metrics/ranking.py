@@ -100,7 +100,7 @@ def ranking_metrics(
     candidates: int | None = None,
     per_user: bool = False,
 ) -> RankingMetrics:
-    """Compute ranking metrics of recommendations for any number of k in one pass.
+    """Compute ranking metrics of recommendations for several values of k in one pass.
 
     The result is identical to the last bit for any row order and number of partitions: sums over
     users are exact and rounded once.
@@ -407,7 +407,7 @@ def _check_needed(options: ListOptions, passed: set[str]) -> None:
 
 @dataclass
 class _MetricSums:
-    """Sums over users, merged without rounding.
+    """Sums of metrics over users, which can be merged without rounding.
 
     Attributes
     ----------
@@ -455,7 +455,7 @@ class _MetricSums:
             self.items[k] = summed.select(["item", "count_sum"]).rename_columns(["item", "count"])
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the sums as record batches of ``_ROWS``; the first row holds the sums as JSON."""
+        """Yield the sums as batches with the schema ``_ROWS``; the first row has them as JSON."""
         sums = {
             "moments": {k: [m.count, m.total, m.squares] for k, m in self.moments.items()},
             "users": [self.users, self.without_list],
@@ -512,7 +512,7 @@ def _result(
 
 
 def _concentration(name: str, items: pa.Table | None, facts: ItemFacts) -> float:
-    """Return the covered share of the catalogue, or the Gini index of its items."""
+    """Return the metric `name`: catalogue coverage, or the Gini index of recommendation counts."""
     if items is None or not items.num_rows:
         return 0.0 if name == "coverage" else math.nan
     catalogue = facts.items.filter(pa.array(facts.in_catalogue))
@@ -661,7 +661,7 @@ def _values_of_task(
     facts: ItemFacts | None,
     batches: Iterable[pa.RecordBatch],
 ) -> UserValues | None:
-    """Return the metrics of the users in a task, or None without rows."""
+    """Return the metrics of the users in a Spark task, or None if it has no rows."""
     pa.set_cpu_count(1)
     received = [batch for batch in batches if batch.num_rows]
     if not received:

@@ -153,7 +153,7 @@ def index_in(column: pa.ChunkedArray | pa.Array, values: pa.Array) -> np.ndarray
 
 
 def check_same_type(expected: pa.DataType, actual: pa.DataType, what: str, column: str) -> None:
-    """Raise a UsageError unless ids have the type of the other tables."""
+    """Raise a UsageError unless an id column has the same type as in the other tables."""
     if expected != actual:
         raise UsageError(
             f"Column {column!r} of {what} has ids of type {actual}, the other tables have "

@@ -95,7 +95,7 @@ def wide_and_deep(
     dropout: float = 0.0,
     sharded: bool = False,
 ) -> keras.Model:
-    """Build a Wide & Deep model: a linear part on crosses and a network.
+    """Build a Wide & Deep model: a linear part for crossed columns, and a neural network.
 
     Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016; see
     :class:`bigdl.friesian.models.WideAndDeep`.
@@ -152,7 +152,7 @@ def deepfm(
     dropout: float = 0.0,
     sharded: bool = False,
 ) -> keras.Model:
-    """Build a DeepFM model: pairwise products of fields and a network.
+    """Build a DeepFM model: pairwise products of column embeddings, and a neural network.
 
     Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI
     2017; see :class:`bigdl.friesian.models.DeepFM`.
@@ -363,7 +363,7 @@ def two_tower(
 
 
 def _tower(label, schema, categories, numbers, sequences, dim, hidden, sharded) -> keras.Model:
-    """Build a tower: a unit-length vector for the columns of a user, or of an item."""
+    """Build a tower, which maps the columns of a user or an item to a unit-length vector."""
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     lists = cardinalities(schema, sequences)
     inputs = _inputs(sizes, numbers, lists)
@@ -388,7 +388,7 @@ def _rows(
     sharded: bool,
     sequences: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
-    """Concatenate embeddings and numbers to one vector per row."""
+    """Concatenate embeddings and numbers into one vector per row."""
     parts = _embedded(inputs, sizes, dim, "fields", sharded)
     lists = _embedded(inputs, sequences, dim, "lists", sharded, have_lengths=True)
     parts += [_mean_of_known(each, inputs[n]) for n, each in zip(sequences, lists, strict=True)]
@@ -418,7 +418,7 @@ def _embedded(
     *,
     have_lengths: bool = False,
 ) -> list[Any]:
-    """Return an embedded vector per column; `have_lengths` marks array columns."""
+    """Embed each column of ids; `have_lengths` is True if the columns are arrays."""
     if not sizes:
         return []
     rows = [max(1, size) for size in sizes.values()]
@@ -438,7 +438,7 @@ def _embedded(
 
 
 def _initializer(initializer: str | None) -> Any:
-    """Return the initializer of embeddings; one object gives all tables equal values."""
+    """Return an initializer for one embedding table; a shared object would repeat its values."""
     return initializer or keras.initializers.RandomNormal(stddev=0.05)
 
 

@@ -51,14 +51,14 @@ def TFRSModel(tfrs_model: Any) -> Any:
 
 
 def _keras_model_class(model: Any) -> type | None:
-    """Return the class Model of the Keras generation that a model subclasses."""
+    """Return the ``Model`` base class of a model, from ``keras`` or ``tf_keras``, or None."""
     models = (each for each in type(model).__mro__ if each.__name__ == "Model")
     packages = ("keras", "tf_keras")
     return next((each for each in models if each.__module__.split(".")[0] in packages), None)
 
 
 def _losses_per_row(model: Any) -> None:
-    """Set the losses of a model's tasks to no reduction."""
+    """Disable the reduction of the losses of a model's tasks, so that each row has a loss."""
     layers = getattr(model, "_flatten_layers", None)
     for layer in layers() if layers is not None else model._layers:
         loss = getattr(layer, "_loss", None)

@@ -86,7 +86,7 @@ def mlp(width: int, hidden: Sequence[int], dropout: float = 0.0, activation=nn.R
 
 
 def stack_numbers(columns: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Stack columns of shape ``(n,)`` to a matrix ``(n, columns)``."""
+    """Stack columns of shape ``(n,)`` into a matrix ``(n, columns)``."""
     return torch.stack([column.to(dtype) for column in columns], -1)
 
 
@@ -115,7 +115,7 @@ class TableModel(nn.Module):
 
 
 class TabularInput(nn.Module):
-    """Input layer: embeddings of categories, concatenated with numbers, per row.
+    """Input layer that concatenates category embeddings and numbers into one vector per row.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class TabularInput(nn.Module):
         )
 
     def forward(self, columns: Sequence[Tensor]) -> Tensor:
-        """Return a matrix ``(n, width)`` for the columns."""
+        """Return the input vectors of the rows, of shape ``(n, width)``."""
         first, second = self._counts[0], sum(self._counts)
         parts = []
         if self.fields is not None:
@@ -238,7 +238,7 @@ class NCF(TableModel):
     def from_schema(
         cls, schema: FeatureSchema, user: str = "user", item: str = "item", **options
     ) -> NCF:
-        """Build a model with the sizes of a table schema.
+        """Build a model whose input sizes come from a table schema.
 
         Parameters
         ----------
@@ -260,7 +260,7 @@ class NCF(TableModel):
 
 
 class WideAndDeep(TableModel):
-    """Wide & Deep: click probability from a linear part on crosses and a network.
+    """Wide & Deep: click probability from a linear model of crossed columns and a network.
 
     The linear part memorises crossed categories, the network generalises over embeddings: Cheng et
     al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
@@ -326,7 +326,7 @@ class WideAndDeep(TableModel):
         numbers: Iterable[str] = (),
         **options,
     ) -> WideAndDeep:
-        """Build a model with the sizes of a table schema.
+        """Build a model whose input sizes come from a table schema.
 
         Parameters
         ----------
@@ -359,7 +359,7 @@ class FieldsModel(TableModel):
         numbers: Iterable[str] = (),
         **options,
     ) -> Self:
-        """Build a model with the sizes of a table schema.
+        """Build a model whose input sizes come from a table schema.
 
         Parameters
         ----------
@@ -375,7 +375,7 @@ class FieldsModel(TableModel):
 
 
 class DeepFM(FieldsModel):
-    """DeepFM: click probability from pairwise products of fields and a network.
+    """DeepFM: click probability from pairwise products of column embeddings and a network.
 
     Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI
     2017. A number is a field; its embedding is a vector times the number.
@@ -449,7 +449,7 @@ class DeepFM(FieldsModel):
 
 
 class DotInteraction(nn.Module):
-    """Pairwise dot products of the vectors of a row, appended to the first vector.
+    """Layer that appends the pairwise dot products of a row's vectors to the first vector.
 
     DLRM combines numbers and embeddings in this way (Naumov et al., "Deep Learning Recommendation
     Model for Personalization and Recommendation Systems", 2019). Products are symmetric, so the
@@ -493,7 +493,7 @@ class DotInteraction(nn.Module):
 
 
 def pair_products(vectors: Tensor, pairs: Tensor) -> Tensor:
-    """Return the products at `pairs` of the flattened Gram matrix of each row's vectors."""
+    """Return the dot products of each row's vectors at indices `pairs` of the flat Gram matrix."""
     products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
     return products.gather(1, pairs.expand(products.size(0), -1))
 
@@ -658,7 +658,7 @@ class MMoE(TableModel):
         tasks: Sequence[str] = ("label",),
         **options,
     ) -> MMoE:
-        """Build a model with the sizes of a table schema.
+        """Build a model whose input sizes come from a table schema.
 
         Parameters
         ----------
@@ -680,7 +680,7 @@ class MMoE(TableModel):
         return torch.stack([gate(rows) for gate in self.gates], 1).softmax(-1)
 
     def forward(self, *columns: Tensor) -> dict[str, Tensor]:
-        """Return probabilities of shape ``(n,)`` by task, for the columns `feature_cols`."""
+        """Return a dict from tasks to probabilities of shape ``(n,)`` for `feature_cols`."""
         rows = self.input(self._checked(columns))
         expert_outputs = torch.stack([expert(rows) for expert in self.experts], 1)
         mixed = self._mixtures(rows) @ expert_outputs
@@ -734,7 +734,7 @@ class MultiTaskLoss(nn.Module):
 
 
 class Tower(TableModel):
-    """Unit-length vector for the columns of a user, or of an item.
+    """Network that maps the columns of a user or an item to a unit-length vector.
 
     Parameters
     ----------
@@ -785,7 +785,7 @@ class Tower(TableModel):
         sequences: Iterable[str] = (),
         **options,
     ) -> Self:
-        """Build a tower with the sizes of a table schema.
+        """Build a tower whose input sizes come from a table schema.
 
         Parameters
         ----------
@@ -848,7 +848,7 @@ class TwoTower(TableModel):
         user_sequences: Iterable[str] = (),
         **options,
     ) -> TwoTower:
-        """Build a model with the sizes of a table schema.
+        """Build a model whose input sizes come from a table schema.
 
         Parameters
         ----------
@@ -1071,7 +1071,7 @@ class DIEN(TableModel):
         profile: Iterable[str] = (),
         **options,
     ) -> DIEN:
-        """Build a model with the sizes of a table schema.
+        """Build a model whose input sizes come from a table schema.
 
         Parameters
         ----------
@@ -1116,7 +1116,7 @@ class DIEN(TableModel):
         return scores.softmax(1) * present
 
     def forward(self, *columns: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return probabilities for the columns `feature_cols`, or `predict_cols` without negatives.
+        """Return probabilities for the columns `feature_cols` (with negatives) or `predict_cols`.
 
         Returns
         -------
@@ -1146,7 +1146,7 @@ class DIEN(TableModel):
     def _interest_loss(
         self, interests: Tensor, history: Tensor, negatives: Tensor, mask: Tensor
     ) -> Tensor:
-        """Return the mean cross-entropy per row of next items against negatives."""
+        """Return each row's mean cross-entropy of the next history items against the negatives."""
         others = negatives.flatten(-2)
         if others.ndim == 3:
             others = others.unsqueeze(2)
@@ -1159,7 +1159,7 @@ class DIEN(TableModel):
 
 
 class InterestLoss(nn.Module):
-    """Binary cross-entropy of :class:`DIEN`, plus its interest loss in training.
+    """Loss of :class:`DIEN`: binary cross-entropy, plus the interest loss in training.
 
     Parameters
     ----------

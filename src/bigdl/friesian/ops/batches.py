@@ -24,7 +24,7 @@ from bigdl.friesian.ops.operator import FittedOperator, Function, OutputColumn, 
 
 @dataclass(frozen=True)
 class DictionaryColumn:
-    """Dictionary-encoded column: its distinct values and an index into them per row.
+    """Dictionary-encoded column: its distinct values, and the index of each row's value.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class LazyBatch:
         return LazyBatch({name: self._columns[name] for name in names}, self.rows)
 
     def after(self, fitted: FittedOperator) -> LazyBatch:
-        """Return the batch after one operator."""
+        """Return the batch that results from one fitted operator."""
         added = {}
         for cell in fitted.cells:
             if cell.function is not None:
@@ -86,7 +86,7 @@ class LazyBatch:
         )
 
     def after_all(self, fitted: Iterable[FittedOperator]) -> LazyBatch:
-        """Return the batch after several operators."""
+        """Return the batch that results from several fitted operators."""
         batch = self
         for each in fitted:
             batch = batch.after(each)
@@ -99,7 +99,7 @@ class LazyBatch:
 
 
 class _CachedResult:
-    """Function without arguments that is called once; its result is cached."""
+    """Callable that computes its result on the first call, and caches it."""
 
     def __init__(self, function: Callable[[], Values]):
         self._function: Callable[[], Values] | None = function
@@ -146,14 +146,14 @@ def decoded(column: Values) -> pa.Array:
 
 
 def slice_rows(column: Values, start: int, rows: int) -> Values:
-    """Slice a column: `rows` values from `start`."""
+    """Return `rows` values of a column from index `start`."""
     if not isinstance(column, DictionaryColumn):
         return column.slice(start, rows)
     return DictionaryColumn(column.values, column.codes[start : start + rows])
 
 
 def combined(columns: list[DictionaryColumn]) -> tuple[list[pa.Array], np.ndarray]:
-    """Return the distinct combinations of several columns, and the codes of the rows.
+    """Return the distinct value combinations of several columns, and the combination of each row.
 
     Returns
     -------
@@ -233,7 +233,7 @@ _RANKS = 4096  # sampled values per batch; ranks are exact to 1 / _RANKS
 
 
 def _summed(parts: Sequence[pa.Table], keys: list[str]) -> pa.Table:
-    """Sum all other columns for each combination of keys."""
+    """Merge tables by summing all other columns per combination of keys."""
     table = pa.concat_tables(parts)
     others = [name for name in table.column_names if name not in keys]
     grouped = table.group_by(keys, use_threads=False)
@@ -249,7 +249,7 @@ def _elements(column: Values) -> Values:
 
 @dataclass(frozen=True)
 class Counts(Statistic):
-    """Counts of the values of several columns together, without nulls.
+    """Counts of the values in all `columns` together; nulls are not counted.
 
     The result is an Arrow table with the columns ``value`` and ``count`` (int64), in no order.
 
@@ -292,7 +292,7 @@ class Counts(Statistic):
 
 @dataclass(frozen=True)
 class MinMax(Statistic):
-    """Smallest and largest value of a numeric column, without nulls and NaN.
+    """Smallest and largest value of a numeric column, ignoring nulls and NaN.
 
     The result is a pair of floats, a pair of ints for integer columns, or (None, None).
 
@@ -331,7 +331,7 @@ class PositionMinMax(Statistic):
 
 @dataclass(frozen=True)
 class Quantiles(Statistic):
-    """Quantiles of a numeric column, without nulls and NaN.
+    """Quantiles of a numeric column, ignoring nulls and NaN.
 
     The result is a list of floats, exact to a thousandth of the rows; empty if there is no value.
 

@@ -43,7 +43,7 @@ HIDDEN = "__bigdl_asked_"  # prefix of temporary columns that a fit adds for sta
 @register_operator
 @dataclass(frozen=True)
 class Select(Operator):
-    """Operator of ``select``."""
+    """Operator that implements ``select``."""
 
     columns: list[str]
     method = "select"
@@ -64,7 +64,7 @@ class Select(Operator):
 @register_operator
 @dataclass(frozen=True)
 class Drop(Operator):
-    """Operator of ``drop``."""
+    """Operator that implements ``drop``."""
 
     columns: list[str]
     method = "drop"
@@ -81,7 +81,7 @@ class Drop(Operator):
 @register_operator
 @dataclass(frozen=True)
 class Rename(Operator):
-    """Operator of ``rename``."""
+    """Operator that implements ``rename``."""
 
     columns: dict[str, str]
     method = "rename"
@@ -105,14 +105,14 @@ class Rename(Operator):
 @register_operator
 @dataclass(frozen=True)
 class Filter(TableOperator):
-    """Operator of ``filter`` by a SQL expression."""
+    """Operator that implements ``filter`` by a SQL expression."""
 
     condition: str
     method = "filter"
 
     @property
     def reads(self) -> list[str]:
-        """Condition instead of column names: only Spark can parse the expression."""
+        """SQL condition in place of column names, because only Spark can parse it."""
         return [self.condition]
 
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
@@ -122,7 +122,7 @@ class Filter(TableOperator):
 @register_operator
 @dataclass(frozen=True)
 class DropNa(TableOperator):
-    """Operator of ``dropna``."""
+    """Operator that implements ``dropna``."""
 
     columns: list[str] | None
     how: str
@@ -175,7 +175,7 @@ def _cut(constant: Any, dtype: str) -> Any:
 @register_operator
 @dataclass(frozen=True)
 class FillNa(Operator):
-    """Operator of ``fillna``."""
+    """Operator that implements ``fillna``."""
 
     value: float | str | bool
     columns: list[str] | None
@@ -250,7 +250,7 @@ def _group(dtype: str) -> str:
 @register_operator
 @dataclass(frozen=True)
 class FillMedian(Operator):
-    """Operator of ``fill_median``; the state has the median of each column."""
+    """Operator that implements ``fill_median``; its state holds the median of each column."""
 
     columns: list[str] | None
     method = "fill_median"
@@ -278,7 +278,7 @@ class FillMedian(Operator):
 
 
 def medians_of(before: Schema, names: Sequence[str] | None) -> dict[str, Statistic]:
-    """Return the median statistics of columns, by default of all numeric columns."""
+    """Return requests for the medians of columns, by default of all numeric columns."""
     if names is None:
         names = [name for name, each in before.items() if column_types.is_number(each.kind)]
     require_columns(before, names)
@@ -328,7 +328,7 @@ def _number(text: str) -> float | None:
 
 
 class ParseText(Function):
-    """Function that parses a number or boolean from a string as Spark does, or null."""
+    """Function that parses strings as numbers or booleans as Spark does; null if invalid."""
 
     is_costly = True
 
@@ -364,7 +364,7 @@ class ToText(Function):
 
 
 class CastNumber(NumberFunction):
-    """Function that casts to a number type or boolean; null where the value does not fit."""
+    """Function that casts to a number type or boolean; a value that does not fit becomes null."""
 
     def __init__(self, dtype: str):
         self.kind = dtype
@@ -390,7 +390,7 @@ class CastNumber(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class Cast(Operator):
-    """Operator of ``cast``; values that cannot be converted become null."""
+    """Operator that implements ``cast``; values that cannot be converted become null."""
 
     columns: list[str] | None
     dtype: str | DataType

@@ -1,4 +1,4 @@
-"""Column types, named as Spark names them, and checks of columns by type.
+"""Spark names of column types, conversions to Arrow, and checks of columns by type.
 
 No function of this module needs Spark.
 """
@@ -91,7 +91,7 @@ def is_time(dtype: str) -> bool:
 
 
 def digits(dtype: str) -> tuple[int, int]:
-    """Return precision and scale of ``decimal(precision,scale)``."""
+    """Return the precision and scale of a type name ``decimal(precision,scale)``."""
     precision, scale = dtype[len("decimal(") : -1].split(",")
     return int(precision), int(scale)
 
@@ -142,7 +142,7 @@ def limits(dtype: str) -> tuple[int, int]:
 
 
 def of_arrow(dtype: pa.DataType) -> str:
-    """Return the Spark name of an Arrow type."""
+    """Return the Spark type name of an Arrow type."""
     if pa.types.is_dictionary(dtype):
         return of_arrow(dtype.value_type)
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
@@ -267,7 +267,7 @@ def _has_type(value: object, dtype: str) -> bool:
 def require_columns(
     known: Iterable[str], names: Iterable[str], where: str = "Table", advice: str = ""
 ) -> None:
-    """Raise a UsageError if a table or schema lacks some of the columns."""
+    """Raise a UsageError if a table or schema lacks any of the columns `names`."""
     missing = [name for name in dict.fromkeys(names) if name not in known]
     if missing:
         raise UsageError(
@@ -309,7 +309,7 @@ def require_type(
 def check_types(
     before: Schema, names: Iterable[str], has_type: Callable[[str], bool], message: str
 ) -> None:
-    """Raise a UsageError with a formatted message unless columns exist and have a type.
+    """Raise a UsageError with a custom message unless columns exist and have an accepted type.
 
     `message` may refer to ``{name}`` and ``{dtype}``, the name and the type of the column.
     """

@@ -56,7 +56,7 @@ FAST = "xxhash64"
 
 
 def buckets(texts: pa.Array, bins: int, method: str) -> np.ndarray:
-    """Return the bucket (int32) of each string; null has a bucket too."""
+    """Return the bucket index (int32) of each string; null also gets a bucket."""
     data = texts.cast(pa.binary())
     if method == FAST:
         numbers = hashes(data.fill_null(b"").to_pylist())
@@ -74,7 +74,7 @@ def _bin_by_digest(bins: int, method: str) -> Callable[[bytes], int]:
 
 
 def fast_bucket(value: Column, bins: int) -> Column:
-    """Return the buckets of a Spark column by Spark's hash function."""
+    """Return the bucket of each value in a Spark column, computed by Spark's ``xxhash64``."""
     return F.pmod(F.xxhash64(value.cast("string")), F.lit(bins)).cast("int")
 
 
@@ -169,7 +169,7 @@ _NO_HASH = (
 @register_operator
 @dataclass(frozen=True)
 class HashEncode(Operator):
-    """Operator of ``hash_encode``."""
+    """Operator that implements ``hash_encode``."""
 
     columns: list[str]
     bins: int
@@ -198,7 +198,7 @@ class HashEncode(Operator):
 @register_operator
 @dataclass(frozen=True)
 class CrossColumns(Operator):
-    """Operator of ``cross_columns``."""
+    """Operator that implements ``cross_columns``."""
 
     crosses: list[list[str]]
     bin_sizes: list[int]
@@ -211,7 +211,7 @@ class CrossColumns(Operator):
     def of(
         cls, cross_columns: Any, bin_sizes: Any, cross_col_names: Any, method: str, sep: str
     ) -> CrossColumns:
-        """Build the operator from the user's arguments; a flat list is one cross."""
+        """Build the operator from the user's arguments; a flat list of columns means one cross."""
         if _is_list_of(str, cross_columns) and cross_columns:
             if not isinstance(bin_sizes, list | tuple):
                 bin_sizes = [bin_sizes]

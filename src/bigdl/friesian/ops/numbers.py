@@ -48,7 +48,7 @@ class NumberOperator(Operator):
 
 
 class ClipNumber(NumberFunction):
-    """Function that clips numbers to an interval; nulls and NaN stay."""
+    """Function that clips numbers to an interval; nulls and NaN stay unchanged."""
 
     def __init__(self, low: float | None, high: float | None, dtype: str):
         self.low, self.high, self.kind = _bound(low, dtype), _bound(high, dtype), dtype
@@ -68,7 +68,7 @@ class ClipNumber(NumberFunction):
 
 
 def _bound(bound: float | None, dtype: str) -> float | None:
-    """Return the bound converted to the type, limited to the type's range."""
+    """Convert a bound to a type, and limit it to the type's range."""
     if bound is None or not column_types.is_integral(dtype):
         return column_types.coerce_value(bound, dtype, "the bound")
     low, high = column_types.limits(dtype)
@@ -78,7 +78,7 @@ def _bound(bound: float | None, dtype: str) -> float | None:
 @register_operator
 @dataclass(frozen=True)
 class Clip(NumberOperator):
-    """Operator of ``clip``."""
+    """Operator that implements ``clip``."""
 
     columns: list[str]
     min: float | None
@@ -140,7 +140,7 @@ class Logarithm(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class Log(NumberOperator):
-    """Operator of ``log``."""
+    """Operator that implements ``log``."""
 
     columns: list[str]
     clipping: bool
@@ -164,7 +164,7 @@ class Log(NumberOperator):
 
 
 class ScaleNumber(NumberFunction):
-    """Function that rescales numbers linearly to a range, as float, optionally clipped.
+    """Function that scales numbers linearly to a range, returns floats and optionally clips.
 
     It computes ``(x - low) / span * factor + offset``. Where the extremes are equal, every value
     becomes the middle of the range. On Spark tables the extremes may be lists; arrays are then
@@ -238,7 +238,7 @@ class ScaleNumber(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class MinMaxScale(Operator):
-    """Operator of ``min_max_scale``; the state has the extremes of each column.
+    """Operator that implements ``min_max_scale``; its state holds the extremes of each column.
 
     Numbers become float, arrays become array<double>, vectors stay vectors, nulls stay nulls.
     Pipelines scale numbers only.
@@ -330,7 +330,7 @@ def as_array(value: Column, dtype: str) -> Column:
 
 
 class Bin(NumberFunction):
-    """Function that returns the number of edges up to a value, or the label of that bin."""
+    """Function that returns the bin of a number: how many edges it reaches, or the bin's label."""
 
     kind = "int"
 
@@ -355,7 +355,7 @@ class Bin(NumberFunction):
         return bin_of if words is None else lambda number: words[bin_of(number)]
 
     def column(self, value: Column) -> Column:
-        """Return the bin of a Spark column by a balanced tree of comparisons."""
+        """Compute the bins of a Spark column with a balanced tree of comparisons."""
 
         def result(number: int) -> Column:
             return F.lit(number if self.words is None else self.words[number])
@@ -374,7 +374,7 @@ class Bin(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class CutBins(NumberOperator):
-    """Operator of ``cut_bins`` and ``quantile_bins``; the state has the edges of each column.
+    """Operator that implements ``cut_bins`` and ``quantile_bins``; its state holds the edges.
 
     Attributes
     ----------
@@ -534,7 +534,7 @@ class Indicator(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class OneHotEncode(Operator):
-    """Operator of ``one_hot_encode``; the state has the sizes that the user omitted."""
+    """Operator that implements ``one_hot_encode``; its state holds the sizes that were omitted."""
 
     columns: list[str]
     sizes: list[int] | None
@@ -589,7 +589,7 @@ class OneHotEncode(Operator):
         return [name for name in names if self.keep_original_columns or name not in self.columns]
 
     def _order(self, names: Iterable[str], cells: Sequence[OutputColumn]) -> list[str]:
-        """Return the output column names: indicators stand at the position of their column."""
+        """Return the output column names; indicators take the position of their column."""
         kept, order = set(self._kept(names)), []
         for name in names:
             order += [name] if name in kept else []

@@ -44,7 +44,7 @@ class ColumnMapping(Protocol):
 
 @dataclass(frozen=True)
 class Statistic:
-    """Statistic of some columns that an operator learns from, such as counts or extremes.
+    """Base class of statistics of columns that operators learn from, such as value counts.
 
     Executors replace `columns` by the names that these columns have in their data.
 
@@ -166,7 +166,7 @@ class NumberFunction(Function):
         """Compute the results for an array or a single number; inf and NaN are allowed."""
 
     def undefined(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        """Return a mask of the numbers whose result is null, or None if there are none."""
+        """Return a mask of the numbers whose result is null, or None if no result is null."""
         return None
 
     def array(self, *values: pa.Array) -> pa.Array:
@@ -223,7 +223,7 @@ class OutputColumn:
 
 @dataclass(frozen=True)
 class Operator:
-    """One method of feature tables with its arguments, which are JSON values.
+    """Base class of operators: a feature table method with its arguments, which are JSON values.
 
     An operator that learns nothing only needs :meth:`cells`. An operator that learns also needs
     :meth:`requests` and :meth:`fit_state`.
@@ -254,7 +254,7 @@ class Operator:
 
     @property
     def reads(self) -> Sequence[str] | None:
-        """Columns that the arguments name, including those that it only learns from.
+        """Columns that the arguments name, including columns that the operator only learns from.
 
         None if the arguments name no columns; the operator then reads all suitable columns.
         """
@@ -273,7 +273,7 @@ class Operator:
         """
 
     def requests(self, before: Schema) -> dict[str, Statistic]:
-        """Return the statistics that the operator learns from, by name; check the columns."""
+        """Check the columns; return the statistics that the operator learns from, by name."""
         return {}
 
     def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
@@ -285,7 +285,7 @@ class Operator:
         return False
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
-        """Return the output columns of the operator; functions may be None without a state."""
+        """Return the operator's output columns; without a state, their functions may be None."""
         return []
 
     def after(self, before: Schema, state: State | None) -> Schema:
@@ -305,14 +305,14 @@ class Operator:
         return replace(df, columns).drop(*self.dropped)
 
     def split_for_arrow(self, state: State) -> tuple[Operator | None, Operator | None]:
-        """Split the operator into a part that is faster as Arrow batches, and the remainder.
+        """Split off the part of the operator that is faster in Arrow batches; return both parts.
 
         Either part is None if it is empty.
         """
         return None, self
 
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        """Transform the rows that the operator was fitted on; by default :meth:`catalyst`."""
+        """Transform the rows that the operator was fitted on; by default, call :meth:`catalyst`."""
         return self.catalyst(df, before, state)
 
 
@@ -394,7 +394,7 @@ def register_operator(operator: _OperatorType) -> _OperatorType:
 
 @dataclass(frozen=True)
 class FittedOperator:
-    """Operator with its input fields and its state."""
+    """Operator with the fields of its input columns and its fitted state."""
 
     step: Operator
     before: Schema
@@ -417,7 +417,7 @@ class FittedOperator:
 
 @dataclass(frozen=True)
 class StatisticsQuery:
-    """Statistics that one operator needs of the data as it is before that operator.
+    """Statistics that one operator requests from the data that reaches it.
 
     Attributes
     ----------
@@ -434,7 +434,7 @@ Program = list[FittedOperator | StatisticsQuery]
 
 
 def inputs_of(fitted: Sequence[FittedOperator]) -> list[str]:
-    """Return the columns of the data that some fitted operator reads."""
+    """Return the data columns that at least one of the fitted operators reads."""
     needed: set[str] = set()
     for each in reversed(fitted):
         renamed = {cell.output: cell.inputs[0] for cell in each.cells if cell.function is None}
@@ -444,7 +444,7 @@ def inputs_of(fitted: Sequence[FittedOperator]) -> list[str]:
 
 
 def check_schema(known: Schema, wanted: Schema, needed: Sequence[str]) -> None:
-    """Check that data has the columns that a pipeline reads, with the types at ``fit``."""
+    """Check that data has the columns that a pipeline reads, with the same types as at ``fit``."""
     require_columns(known, needed, advice="; the pipeline reads them")
     for name in needed:
         if known[name].kind != wanted[name].kind:

@@ -40,7 +40,7 @@ class Feature:
 
 
 class FeatureSchema(dict[str, Feature]):
-    """Columns of a table by name, used to size models.
+    """Schema of a table for sizing models: a dict from column names to :class:`Feature`.
 
     Parameters
     ----------

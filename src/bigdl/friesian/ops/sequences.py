@@ -56,7 +56,7 @@ _ALL = 2147483647
 @register_operator
 @dataclass(frozen=True)
 class AddHistSeq(Operator):
-    """Operator of ``add_hist_seq``; the executor ``arrow`` groups the rows by user."""
+    """Operator that implements ``add_hist_seq``; the executor ``arrow`` groups the rows by user."""
 
     cols: list[str]
     user_col: str
@@ -85,7 +85,7 @@ class AddHistSeq(Operator):
         }
 
     def _order(self, names: Any) -> dict[str, str | None]:
-        """Return the output columns in order, with the source column of each history."""
+        """Return the output columns in order, each with the source column if it is a history."""
         histories = {f"{name}_hist_seq": name for name in self.cols}
         order: dict[str, str | None] = {}
         for name in names:
@@ -132,7 +132,7 @@ class AddHistSeq(Operator):
         )
 
     def of_users(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Yield the output tables for all rows of some users, ordered by user and time."""
+        """Yield the output, ordered by user and time; `table` must have all rows of each user."""
         order, position, size = self._positions(table)
         wanted = np.flatnonzero((position >= self.min_len) & (position + self.num_seqs >= size))
         columns = self._order(table.column_names)
@@ -153,7 +153,7 @@ class AddHistSeq(Operator):
             yield pa.table(made)
 
     def _positions(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return row indices by user and time, positions per user and row counts of the users.
+        """Return the row order by user and time, and each row's position and user row count.
 
         Rows of equal time keep their order.
         """
@@ -165,7 +165,7 @@ class AddHistSeq(Operator):
         return order, np.arange(len(order)) - starts[users], sizes[users]
 
     def check_rows(self, table: pa.Table) -> None:
-        """Raise a UsageError for rows with a null time; rows of a user may be incomplete."""
+        """Raise a UsageError for rows with a null time; `table` may lack some rows of a user."""
         if table[self.sort_col].null_count:
             raise UsageError(self._nulls, code="data-null", column=self.sort_col)
 
@@ -175,7 +175,7 @@ class AddHistSeq(Operator):
 
 
 def _ranks(column: pa.ChunkedArray) -> np.ndarray:
-    """Return integers from 0 that are ordered as the values are; null has a rank too."""
+    """Return integers from 0 in the same order as the values; null also gets an integer."""
     if pa.types.is_integer(column.type) and not column.null_count:
         values = column.combine_chunks().to_numpy(zero_copy_only=False)
         low = int(values.min()) if len(values) else 0
@@ -196,12 +196,12 @@ def _is_plain(items: pa.Array) -> bool:
 
 
 def _lists_of_length(items: pa.Array, length: int) -> pa.Array:
-    """Reshape items into lists of one length."""
+    """Reshape a flat array into lists of equal length."""
     return make_lists(np.full(len(items) // length, length), items)
 
 
 class MaskOfValues(Function):
-    """Function that returns 1 for each value of an array, then 0, up to a fixed length."""
+    """Function that returns a mask of fixed length: 1 for each value of an array, then 0."""
 
     def __init__(self, length: int):
         self.length = length
@@ -221,7 +221,7 @@ class MaskOfValues(Function):
 
 
 class Padded(Function):
-    """Function that pads arrays at the end, or keeps their last values, for one length.
+    """Function that brings arrays to one length: pads at the end, or keeps the last values.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ class Padded(Function):
         return _lists_of_length(filled, self.length)
 
     def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return the padded values of all arrays, from numbers without nulls, in one copy."""
+        """Pad all arrays of numbers without nulls in one copy; return the flat values."""
         if len(lengths) and lengths.max() > self.length:
             from_end = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
             items = items[from_end <= self.length]
@@ -293,7 +293,7 @@ class Padded(Function):
 @register_operator
 @dataclass(frozen=True)
 class Mask(Operator):
-    """Operator of ``mask``."""
+    """Operator that implements ``mask``."""
 
     columns: list[str]
     seq_len: int
@@ -312,7 +312,7 @@ class Mask(Operator):
 @register_operator
 @dataclass(frozen=True)
 class PadSequences(Operator):
-    """Operator of ``pad``; ``mask_cols`` is a separate operator before it."""
+    """Operator that implements ``pad``; a separate operator before it handles ``mask_cols``."""
 
     columns: list[str]
     seq_len: int
@@ -379,7 +379,7 @@ def _other_than(item: Column, item_size: int, *keys: Any) -> Column:
 @register_operator
 @dataclass(frozen=True)
 class AddNegativeSamples(TableOperator):
-    """Operator of ``add_negative_samples``."""
+    """Operator that implements ``add_negative_samples``."""
 
     item_size: int
     item_col: str
@@ -439,7 +439,7 @@ class AddNegativeSamples(TableOperator):
         return spark.replace(rows, sample).drop(row, samples, history)
 
     def _with_items(self, rows: DataFrame, user: Column, history: str) -> DataFrame:
-        """Return `rows` with a column of all items of the user of each row."""
+        """Add a column with all items of each row's user to `rows`."""
         items = F.collect_set(col(self.item_col)).alias("items")
         known = rows.groupBy(user.alias("user")).agg(items)
         return vocabulary.join(
@@ -447,7 +447,7 @@ class AddNegativeSamples(TableOperator):
         )
 
     def _negatives(self, df: DataFrame, row: Column, histories: Sequence[Column]) -> Column:
-        """Return an array column with the drawn negative items of each row."""
+        """Return an array column with the negative items drawn for each row."""
         item, size, key = col(self.item_col), self.item_size, F.lit(self.seed)
         draws = F.sequence(F.lit(1), F.lit(self.neg_num))
         if self.popularity is None and not histories:
@@ -485,7 +485,7 @@ def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Colu
 @register_operator
 @dataclass(frozen=True)
 class AddNegHistSeq(TableOperator):
-    """Operator of ``add_neg_hist_seq``."""
+    """Operator that implements ``add_neg_hist_seq``."""
 
     item_size: int
     item_history_col: str
@@ -528,7 +528,7 @@ class AddNegHistSeq(TableOperator):
 
 @spark.action
 def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float) -> np.ndarray:
-    """Return the tickets of every item, in proportion to its count to the power `popularity`.
+    """Return each item's tickets: an integer weight proportional to count ** `popularity`.
 
     Returns
     -------
@@ -546,7 +546,7 @@ def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float)
 
 
 def drawn_negatives(shipped: Any, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
-    """Draw an item for each random integer; draw none where no item remains.
+    """Draw an item for each random integer; rows whose items are all excluded get none.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def as_list(values: Sequence[Any]) -> list[Any]:
-    """Return positional arguments, or the one list among them, as a list."""
+    """Return positional arguments as a list; unpack a single argument that is a list or tuple."""
     is_list = len(values) == 1 and isinstance(values[0], list | tuple)
     return list(values[0] if is_list else values)
 
@@ -60,7 +60,7 @@ def check_lengths(what: str, values: Sequence[Any], others: str, other_values: A
 
 
 def check_new_names(names: Sequence[str], advice: str = "drop or rename the others") -> None:
-    """Raise a UsageError if a result would have two columns of one name."""
+    """Raise a UsageError if a result would have two columns with the same name."""
     duplicates = duplicates_in(names)
     if duplicates:
         raise UsageError(
@@ -91,7 +91,7 @@ def is_column(value: object) -> bool:
 
 
 def names_of(df: DataFrame, columns: Any, has_type: Callable[[str], bool], what: str) -> list[str]:
-    """Return column names as a list; raise unless the columns exist and have a type.
+    """Return column names as a list; raise unless the columns exist and have an accepted type.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def names_of(df: DataFrame, columns: Any, has_type: Callable[[str], bool], what:
 def names_of_results(
     out_cols: Any, rows: int, columns: int, of_rows: str, of_columns: str
 ) -> list[list[str]]:
-    """Return the user's output names as a list for each row of results.
+    """Arrange the user's output column names in a grid of `rows` by `columns`.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def require_times(df: DataFrame, name: str) -> None:
 
 
 def col(name: str) -> Column:
-    """Return the column of exactly this name, whatever characters the name has."""
+    """Return a column expression for a name that may contain dots or other special characters."""
     return F.col(quoted(name))
 
 
@@ -184,7 +184,7 @@ def all_of(conditions: Iterable[Column]) -> Column:
 
 
 def is_missing(value: Column, dtype: str) -> Column:
-    """Return a condition that is true for null, and for NaN where the type has it."""
+    """Return a condition that is true for null and, if the type has it, for NaN."""
     return value.isNull() | F.isnan(value) if column_types.is_fractional(dtype) else value.isNull()
 
 
@@ -235,7 +235,7 @@ def action(function: _Function) -> _Function:
 
 @action
 def aggregate_values(df: DataFrame, aggregates: Sequence[Column]) -> list[Any]:
-    """Return the values of some aggregates over all rows."""
+    """Compute aggregates over all rows of a DataFrame, and return their values."""
     named = [each.alias(str(i)) for i, each in enumerate(aggregates)]
     return list(cast("Row", df.agg(*named).first())) if named else []
 

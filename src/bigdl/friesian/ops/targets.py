@@ -50,7 +50,7 @@ _RELATIVE_ERROR = 0.001  # of the quantiles at which times are split
 
 
 def drop_duplicate_keys(table: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
-    """Keep one row per combination of keys: that with the largest count, then values.
+    """Keep only the row with the largest count, then values, for each combination of keys.
 
     A table that a user made or united with another may contain a combination twice, and a join
     would then multiply rows.
@@ -77,7 +77,7 @@ def smoothed(total: Any, count: Any, mean: Any, smooth: float) -> Any:
 
 
 def target_aggregates(df: DataFrame, targets: Sequence[str]) -> list[Column]:
-    """Return aggregates: the number of rows, and sum and count of each target."""
+    """Return aggregate expressions: the row count, and the sum and count of each target."""
     aggregates = [F.count("*").alias("rows")]
     for i, name in enumerate(targets):
         value = spark.without_nan(col(name).cast("double"), dtype_of(df, name))
@@ -94,7 +94,7 @@ class Encoding:
 
     @property
     def key_columns(self) -> list[str]:
-        """Names of the categories in a code table; renamed where an output has the name."""
+        """Category column names in a code table; a name that an output uses is replaced."""
         taken = {COUNT, *self.outputs.values()}
         free = [name for name in self.categories if name not in taken]
         return [
@@ -137,7 +137,7 @@ def _group_names(
 
 
 def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
-    """Return the means of targets that the user passed, as floats."""
+    """Return the target means that the user passed, as floats; raise if they are invalid."""
     if target_mean is None:
         return {}
     if not isinstance(target_mean, Mapping):
@@ -225,7 +225,7 @@ class TargetStatistics:
         return by_sets(rows, [*keys, "fold"], distinct, aggregates)
 
     def _source(self, encoding: Encoding) -> int:
-        """Return the grouping id: one bit per key, first key first, set if it is left out."""
+        """Return the Spark grouping id of an encoding: one bit per key, 1 if the key is omitted."""
         keys = list(self._key_of)
         bits = [int(name not in encoding.categories) for name in keys] + [0]
         return int("".join(map(str, bits)), 2)
@@ -247,7 +247,7 @@ class TargetStatistics:
         return F.when(count + F.lit(self.smooth) > 0, code).otherwise(mean)
 
     def codes(self, encoding: Encoding) -> DataFrame:
-        """Return codes for new data: categories, row count and a code for each target."""
+        """Return the code table for new data: categories, row count and a code per target."""
         keys = [self._key_of[name] for name in encoding.categories]
         rows = self._rows_of(encoding).dropna(subset=keys)
         aggregates = [F.sum("rows").alias(COUNT)]
@@ -260,7 +260,7 @@ class TargetStatistics:
         return grouped.select(*named, COUNT, *map(col, encoding.outputs.values()))
 
     def encode(self, df: DataFrame) -> DataFrame:
-        """Return `df` with out-of-fold codes of its rows."""
+        """Add the out-of-fold codes of each row to `df`."""
         return vocabulary.join(df, [self._look_up(encoding) for encoding in self.encodings])
 
     def _look_up(self, encoding: Encoding) -> LookUp:
@@ -282,7 +282,7 @@ class TargetStatistics:
         return self._mean(target)
 
     def _code_of_fold(self, i: int, keys: Sequence[str]) -> Column:
-        """Return the code of a category for one fold, from all other folds."""
+        """Return the code of a category in one fold, computed from all other folds."""
         from pyspark.sql import Window
 
         mean = self._mean(self.targets[i])
@@ -298,7 +298,7 @@ class TargetStatistics:
 
 @spark.action
 def _materialized(table: DataFrame) -> DataFrame:
-    """Compute a table once: on the driver if it is small, else on the executors."""
+    """Compute a table and keep the result: on the driver if small, else on the executors."""
     counted = table.persist()
     try:
         if counted.count() > DRIVER_VALUES:
@@ -385,14 +385,14 @@ class TimeStatistics(TargetStatistics):
 
     @cached_property
     def _earlier(self) -> dict[str, list[float | None]]:
-        """Mean of each target, or its mean before each fold."""
+        """Prior of each target: the mean that the user chose, or the mean before each fold."""
         return {
             target: [self.means[target]] if target in self._chosen_means else self._means_before(i)
             for i, target in enumerate(self.targets)
         }
 
     def _means_before(self, i: int) -> list[float | None]:
-        """Return the mean of a target in all earlier folds, for each fold.
+        """Return, for each fold, the mean of a target over all earlier folds.
 
         The first fold uses its local mean. That is a constant, so no row learns about another.
         """
@@ -415,7 +415,7 @@ class TimeStatistics(TargetStatistics):
         return F.get(F.array(*map(F.lit, means)), fold)
 
     def _code_of_fold(self, i: int, keys: Sequence[str]) -> Column:
-        """Return the code of a category for one fold, from all earlier folds."""
+        """Return the code of a category in one fold, computed from all earlier folds."""
         from pyspark.sql import Window
 
         earlier = Window.partitionBy(*keys).orderBy("fold")
@@ -470,7 +470,7 @@ def _keys(table: pa.Table) -> list[str]:
 
 
 def _known(sums: pa.Table) -> pa.Table:
-    """Return the combinations without nulls that occur, sorted."""
+    """Return the sums of category combinations that occur and have no null, sorted."""
     keys = _keys(sums)
     sums = sums.filter(pc.greater(sums["rows"], 0))
     for name in keys:
@@ -483,7 +483,7 @@ def _total(sums: pa.Table, name: str) -> Any:
 
 
 class GroupEncode(Operator, ABC):
-    """Operator that adds columns of a code table for each group of categories.
+    """Base class of operators that look up codes for each group of categories in a table.
 
     The state maps the index of each group to its table.
 
@@ -527,7 +527,7 @@ class GroupEncode(Operator, ABC):
     def look_up(
         self, i: int, table: DataFrame, keys: Sequence[str], state: State | None = None
     ) -> LookUp:
-        """Return the look-up of group `i` in a table with the key columns `keys`."""
+        """Return a LookUp that joins group `i` with a table on the key columns `keys`."""
         at = {key: col(name) for key, name in zip(keys, self.groups[i], strict=True)}
         outputs = {
             output: (column, F.lit(default).cast(self.code_type))
@@ -539,7 +539,7 @@ class GroupEncode(Operator, ABC):
 @register_operator
 @dataclass(frozen=True)
 class TargetEncode(GroupEncode):
-    """Operator of ``target_encode``; the state has a code table per group, and the means.
+    """Operator that implements ``target_encode``; its state holds code tables and means.
 
     Attributes
     ----------
@@ -617,7 +617,7 @@ class TargetEncode(GroupEncode):
         }
 
     def _codes(self, sums: pa.Table, means: Sequence[float | None]) -> pa.Table:
-        """Return the code table for sums and counts of a group."""
+        """Convert a group's table of sums and counts to a code table."""
         table = sums.select([*_keys(sums), "rows"])
         for i, mean in enumerate(means):
             codes = pa.nulls(len(sums), pa.float64())
@@ -687,7 +687,7 @@ class TargetEncode(GroupEncode):
 @register_operator
 @dataclass(frozen=True)
 class CountEncode(GroupEncode):
-    """Operator of ``count_encode``; the state has a table of counts for each group."""
+    """Operator that implements ``count_encode``; its state holds a table of counts per group."""
 
     groups: list[list[str]]
     normalize: bool

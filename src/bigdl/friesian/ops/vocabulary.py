@@ -51,7 +51,7 @@ DRIVER_KEYS = 1_000_000
 
 
 class Vocabulary:
-    """Distinct keys and their values, by default the ids from 1.
+    """Mapping from distinct keys to values, by default to ids from 1.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class Vocabulary:
         return pa.array(map(self.by_key.get, keys.to_pylist()), self.values.type)
 
     def find_repeated(self, keys: pa.Array) -> pa.Array:
-        """Return the values of repeated keys, after a cast to the type of the vocabulary."""
+        """Return the values of keys, cast to the vocabulary's type; find each distinct key once."""
         codes = keys.cast(self.keys.type).dictionary_encode()
         return self.find(codes.dictionary).take(codes.indices)
 
@@ -136,13 +136,13 @@ class Dictionary:
     def look_up(
         self, df: DataFrame, name: str, output: str, default: Column, broadcast: bool = True
     ) -> LookUp:
-        """Return the look-up of a column's values, cast to a type that fits the keys."""
+        """Return a LookUp of a column's values, cast to a type that fits the dictionary's keys."""
         dtype = self.common_type(dtype_of(df, name))
         entries = self.entries(dtype) if broadcast else self.lazy_entries(dtype)
         return LookUp(entries, {"key": try_cast(col(name), dtype)}, {output: ("value", default)})
 
     def entries(self, dtype: str) -> DataFrame:
-        """Return columns ``key``, cast to a type, and ``value``, with distinct keys."""
+        """Return the entries as a DataFrame: distinct ``key``, cast to a type, and ``value``."""
         table = self._table(dtype)
         if table is None:
             return self.lazy_entries(dtype)
@@ -191,7 +191,7 @@ class Dictionary:
 
 
 def numbered_dictionary(spark: SparkSession, vocabulary: pa.Table) -> Dictionary:
-    """Return a dictionary from the values of a vocabulary to their ids from 1."""
+    """Return a Dictionary that maps the values of a vocabulary to ids from 1."""
     numbers = pa.array(range(1, len(vocabulary) + 1), pa.int32())
     entries = pa.table({"key": vocabulary["value"], "value": numbers})
     entries = entries.sort_by("key").combine_chunks()
@@ -215,7 +215,7 @@ def _unique(pairs: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class LookUp:
-    """Table to join with rows, its key expressions and its output columns.
+    """Look-up table to join with rows, with its key expressions and output columns.
 
     Attributes
     ----------
@@ -292,7 +292,7 @@ def encode_cells(
     smallest: bool,
     oov_buckets: int = 0,
 ) -> DataFrame:
-    """Replace cells by ids: arrays, strings of several values, or single values.
+    """Replace cells by ids; a cell is an array, a string of several values, or a single value.
 
     The arguments are those of :func:`encode`, :func:`encode_tokens` and :func:`encode_lists`. With
     a `separator` of None, strings are single values.
@@ -393,7 +393,7 @@ def _join_tokens(
 def value_features(
     df: DataFrame, outputs: Mapping[str, str], dictionary: Dictionary, default: Any
 ) -> DataFrame:
-    """Add columns that map the values of others, or of nested arrays, by a dictionary.
+    """Add columns that map values, or the values of nested arrays, through a dictionary.
 
     Parameters
     ----------
@@ -513,7 +513,7 @@ def distinct_values(df: DataFrame, columns: list[str]) -> dict[str, list]:
 def count_values(
     df: DataFrame, sources: Sequence[VocabularySource], separator: str | None, nulls: bool = False
 ) -> tuple[DataFrame, list[str]]:
-    """Count the values of all sources by one aggregation.
+    """Count the values of all vocabulary sources in one aggregation.
 
     Returns
     -------
@@ -567,7 +567,7 @@ def count_values(
 
 @spark.action
 def counts_of_sources(counted: DataFrame, fields: Sequence[str]) -> list[pa.Table]:
-    """Collect the result of :func:`count_values` as a ``value``, ``count`` table per source."""
+    """Collect a :func:`count_values` result as one table of ``value`` and ``count`` per source."""
     table = to_arrow(counted)
     parts = (table.filter(pc.equal(table["source"], i)) for i in range(len(fields)))
     return [
@@ -577,7 +577,7 @@ def counts_of_sources(counted: DataFrame, fields: Sequence[str]) -> list[pa.Tabl
 
 
 def _ranked(counts: pa.Table, order_by_freq: bool) -> pa.Table:
-    """Return the values as a column, in the order of their ids."""
+    """Return a table of the values, sorted in the order of their ids."""
     order = [("count", "descending")] if order_by_freq else []
     return counts.sort_by([*order, ("value", "ascending")]).select(["value"]).combine_chunks()
 
@@ -616,7 +616,7 @@ def _value_kind(df: DataFrame, source: VocabularySource, separator: str | None) 
 
 
 def is_atomic_or_list(dtype: str) -> bool:
-    """Return True for single values and arrays of them."""
+    """Return True for types of single values, and for arrays of such types."""
     return column_types.is_atomic(column_types.cell_value_type(dtype))
 
 
@@ -654,7 +654,7 @@ _JOINED_COLUMNS = 6  # maximum number of columns for which joins are faster than
 
 
 class Encode(Function):
-    """Function that encodes a value as its id; unknown values share extra ids, if any."""
+    """Function that encodes a value as its id, and an unknown value as null or an extra id."""
 
     is_costly = True
 
@@ -744,7 +744,7 @@ class EncodeLists(Function):
 @register_operator
 @dataclass(frozen=True)
 class CategoryEncode(Operator):
-    """Operator of ``category_encode``; the state has one table of values per vocabulary.
+    """Operator that implements ``category_encode``; its state holds a table per vocabulary.
 
     Attributes
     ----------
@@ -874,7 +874,7 @@ def check_oov_buckets(oov_buckets: Any, do_split: bool) -> None:
 
 
 def check_categories(before: Schema, names: Sequence[str], lists: bool = False) -> None:
-    """Check that columns exist and hold values that all executors compare alike.
+    """Check that columns exist and hold values that all executors compare in the same way.
 
     With `lists` cells may also be arrays of such values.
     """

@@ -32,7 +32,7 @@ _OPTIONS = (
 
 
 class ClientOptions(TypedDict, total=False):
-    """Keywords of every :class:`ServiceClient`."""
+    """Keyword arguments that every :class:`ServiceClient` accepts."""
 
     timeout: float
     token: str | None
@@ -89,7 +89,7 @@ class ServiceClient(GrpcClient):
         return wire.methods(self.service)[method][0](**values)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the metrics that the service reports by ``getMetrics``."""
+        """Return the metrics that the service reports through ``getMetrics``."""
         return json.loads(self.call("getMetrics", self._message("getMetrics", {})).str)
 
     def reset_metrics(self) -> None:
@@ -99,7 +99,7 @@ class ServiceClient(GrpcClient):
 
 
 class RemoteFeatures(ServiceClient):
-    """Features from a :class:`FeatureService`; can replace a store in a recommender.
+    """Client of a :class:`FeatureService`, which can replace a store in a recommender.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class RemoteFeatures(ServiceClient):
         return self._names[table]
 
     def read(self, table: str, ids: Ids, columns: Sequence[str] | None = None) -> Features:
-        """Return the rows of ids, in their order; see :meth:`FeatureStore.read`."""
+        """Return the rows of `ids`, in the same order; see :meth:`FeatureStore.read`."""
         wanted = np.asarray(ids, np.int64)
         if len(wanted) <= self._most_ids:
             return self._request(table, wanted, columns)
@@ -178,7 +178,7 @@ class RemoteFeatures(ServiceClient):
 
 
 def concat_features(parts: Sequence[Features]) -> Features:
-    """Concatenate the rows of several reads of a table."""
+    """Concatenate the results of several reads from one table."""
     joined = pa.Table.from_batches([each.to_arrow() for each in parts])
     return Features(
         np.concatenate([each.ids for each in parts]),
@@ -199,7 +199,7 @@ def _column(array: pa.Array) -> Column:
 
 
 class RemoteRecall(ServiceClient):
-    """Candidates from a :class:`RecallService`.
+    """Client of a :class:`RecallService`, which finds candidate items for users.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ class RemoteRecall(ServiceClient):
     service = "recall.Recall"
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
-        """Return up to `k` items per user; call the service for several users at a time."""
+        """Return up to `k` items per user; send requests for several users concurrently."""
         answered: list[tuple[np.ndarray, np.ndarray]] = []
         partial = False
         for start in range(0, len(user_ids), _AT_ONCE):
@@ -266,7 +266,7 @@ class RemoteRecall(ServiceClient):
 
 
 class RemoteRanker(ServiceClient):
-    """Scores from a :class:`RankingService`.
+    """Client of a :class:`RankingService`, which scores rows.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ class RemoteRanker(ServiceClient):
     service = "ranking.Ranking"
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Scores:
-        """Return a score for each row; a dict of arrays for several tasks."""
+        """Return a score for each row, or a dict from tasks to scores for a multi-task model."""
         text = wire.encode_arrow(wire.batch_of_arrays(inputs))
         answer = self.call("doPredict", self._message("doPredict", {"encodedStr": text}))
         columns = wire.decode_payload(answer.predictStr)[1]
@@ -298,7 +298,7 @@ class RemoteRanker(ServiceClient):
 
 
 class RecommenderClient(ServiceClient):
-    """Recommendations from a :class:`RecommenderService`.
+    """Client of a :class:`RecommenderService`, which recommends items to users.
 
     Parameters
     ----------

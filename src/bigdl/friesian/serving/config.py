@@ -1,4 +1,4 @@
-"""Configuration of the programs: one YAML file for all stages.
+"""Configuration of the serving programs: one YAML file for all stages.
 
 Each section is validated key by key; errors name the line. The keys of the four services of BigDL
 2.x are also accepted, and the program prints their new names.
@@ -150,7 +150,7 @@ _REDIS_SCHEMES = {"standalone": "redis", "sentinel": "redis+sentinel", "cluster"
 
 @dataclass
 class Config:
-    """Settings of a configuration file.
+    """Settings read from a configuration file.
 
     Attributes
     ----------
@@ -171,7 +171,7 @@ class Config:
     stages: list[tuple[str, dict[str, object]]] | None = None
 
     def of_shard(self, number: int, replica: int = 0) -> Config:
-        """Return the configuration of one shard: its part of store and index, and its ports.
+        """Return the configuration of one shard, with the shard's store, index and ports.
 
         Raises
         ------
@@ -227,14 +227,14 @@ class Config:
         return self.values[key]
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return the values of a section by key."""
+        """Return a dict from the keys of a section to their values."""
         begin = f"{name}."
         return {
             key[len(begin) :]: value for key, value in self.values.items() if key.startswith(begin)
         }
 
     def error(self, key: str, sentence: object) -> UsageError:
-        """Return an error about the value of a key, with its line."""
+        """Return a UsageError about the value of a key, with the key's line number."""
         return UsageError(
             f"{self.path}, line {self.lines.get(key, 1)}, {key}: {sentence}",
             code="argument-value",
@@ -243,7 +243,7 @@ class Config:
         )
 
     def checked(self, key: str, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function; attribute a UsageError that it raises to a configuration key."""
+        """Call a function; name the configuration key in a UsageError that it raises."""
         try:
             return function(*arguments)
         except UsageError as error:
@@ -420,7 +420,7 @@ def _read_shards(config: Config, content: object, line: int) -> None:
 
 
 def _stages_of(config: Config, content: object) -> list[tuple[str, dict[str, object]]]:
-    """Return names and options of stages: each a name, or a mapping of a name to options."""
+    """Parse the configured stages, each a name or a mapping from a name to its options."""
     invalid = config.error(
         "stages",
         "should be a list of names, each alone or with options, such as [recall, {shop:InStock: "

@@ -6,7 +6,7 @@ from bigdl.nano.serving.batching import UnavailableError
 
 
 class LostShardError(UnavailableError):
-    """Error that no replica of a shard answers.
+    """Error raised when no replica of a shard answers.
 
     Examples
     --------

@@ -93,7 +93,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class _IndexState:
-    """Immutable state of an index: the base, added items, and ids removed from the base."""
+    """Immutable state of an index: a Faiss base index, added items, and removed base ids."""
 
     index_type: str
     metric: str
@@ -344,7 +344,7 @@ class ItemIndex:
             self._state = _without_items(self._state, ids_of(ids, "the index"))
 
     def rebuild(self) -> Future[None]:
-        """Build a new base from all items in the background.
+        """Build a new base index from all items in the background.
 
         Searches use the new base when it is ready.
 
@@ -378,7 +378,7 @@ class ItemIndex:
             done.set_result(None)
 
     def swap(self, other: ItemIndex) -> None:
-        """Replace the contents by those of another index; running searches use the old ones.
+        """Replace the contents by those of another index; running searches keep the old contents.
 
         Parameters
         ----------
@@ -505,7 +505,7 @@ def _search_allowed(
     seen: list[np.ndarray] | None,
     allowed: np.ndarray,
 ) -> Candidates:
-    """Search the allowed items only, by comparing all of them."""
+    """Search only the allowed items, by computing the scores of all of them."""
     positions = np.searchsorted(state.ids, allowed)
     positions[positions == len(state.ids)] = 0
     is_in_base = state.ids[positions] == allowed if len(state.ids) else np.zeros(len(allowed), bool)
@@ -536,7 +536,7 @@ def _best(
 
 
 def best_first(ids: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the indices of the `k` best scores, ties in the order of the ids.
+    """Return the indices of the `k` best scores, best first; of equal scores, the smaller id first.
 
     Parameters
     ----------
@@ -561,7 +561,7 @@ def _built(
     ids: np.ndarray,
     vectors: np.ndarray,
 ) -> _IndexState:
-    """Build a state whose base has all items."""
+    """Build an index state with all items in its base index."""
     faiss = require("faiss", "serving")
     order = np.argsort(ids, kind="stable")
     ids, vectors = ids[order], np.ascontiguousarray(vectors[order])
@@ -651,7 +651,7 @@ def _without_items(state: _IndexState, ids: np.ndarray) -> _IndexState:
 
 
 def _same_rows(now: _IndexState, before: _IndexState) -> np.ndarray:
-    """Return a mask of the added items of `now` that `before` has with the same vector."""
+    """Return a mask of the added items in `now` that have the same vector in `before`."""
     known = {int(each): position for position, each in enumerate(before.added_ids)}
     same = np.zeros(len(now.added_ids), bool)
     for position, each in enumerate(now.added_ids):

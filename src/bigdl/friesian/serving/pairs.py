@@ -1,4 +1,4 @@
-"""Scores of user-candidate pairs by a ranking model that is split by its inputs.
+"""Scores of user-candidate pairs from a ranking model that is split into user and item parts.
 
 All candidates of a request share the features of one user. The user part of the model is computed
 once per user and cached for recent users. The item part is computed once per row of the store and
@@ -49,7 +49,7 @@ _TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 
 
 class _ItemTable:
-    """Cache of a model's item-side outputs for the rows of one file of the store."""
+    """Cache of a model's item-side outputs for the rows of one store file."""
 
     def __init__(self, rows: int, width: int):
         self._values = np.empty((rows, width), np.float32)  # untouched pages use no memory
@@ -59,7 +59,7 @@ class _ItemTable:
     def take(
         self, positions: np.ndarray, compute: Callable[[np.ndarray], np.ndarray]
     ) -> np.ndarray:
-        """Return the values of some rows; compute missing rows with `compute`."""
+        """Return the cached outputs of rows; compute missing outputs with `compute`."""
         if not self._is_full:
             missing = np.unique(positions[~self._known[positions]])
             for start in range(0, len(missing), _CHUNK):
@@ -71,7 +71,7 @@ class _ItemTable:
 
 
 class _UserMemory:
-    """Cache of a model's user-side outputs by row of a file; evicts the oldest entries."""
+    """Cache of a model's user-side outputs per row of a store file; evicts the oldest entries."""
 
     def __init__(self, most_bytes: int):
         self._most_bytes, self.bytes_kept = most_bytes, 0
@@ -98,7 +98,7 @@ def _size_of(arrays: Sequence[np.ndarray]) -> int:
 
 
 class _SplitModel:
-    """Model split into user, item and joint parts, with caches of the first two."""
+    """Model split into a user, an item and a joint part, with caches of user and item outputs."""
 
     def __init__(self, network: SplitNetwork, tolerance: float):
         self.network, self.tolerance = network, tolerance
@@ -156,7 +156,7 @@ class _Requested:
 
 @dataclass(frozen=True)
 class PreparedPairs:
-    """Prepared request to a split model, which stays the same until the request ends."""
+    """Prepared request, which keeps one version of the split model until the request ends."""
 
     pairs: PairScores
     model: ServedModel
@@ -179,7 +179,7 @@ class PreparedPairs:
 
 
 class PairScores:
-    """Scorer of user-candidate pairs by the parts of a split model.
+    """Scorer of user-candidate pairs that runs the parts of a split model separately.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ class PairScores:
                 self._split_once(model)
 
     def _split_of(self, model: ServedModel) -> _SplitModel | None:
-        """Return the split model; None if it is not ready or cannot be split."""
+        """Return the split model, or None; start the split in the background on the first call."""
         if model in self.split_models:
             return self.split_models[model]
         with self._making:
@@ -426,7 +426,7 @@ class PairScores:
         ]
 
     def _transformed(self, columns: dict[str, Column], side: int) -> dict[str, Column]:
-        """Run the pipeline on user columns or item columns only; fill the others in."""
+        """Run the pipeline on user or item columns only, with filler for the other columns."""
         assert self._pipeline is not None
         other = 1 - side
         rows = len(next(iter(columns.values())))

@@ -1,4 +1,4 @@
-"""Program ``bigdl-friesian-serve``: serve recommendations as a YAML file configures.
+"""Program ``bigdl-friesian-serve``, which serves recommendations as configured in a YAML file.
 
     bigdl-friesian-serve init --config serving.yaml     # load the store, build the index
     bigdl-friesian-serve serve --config serving.yaml
@@ -134,7 +134,7 @@ class Serving:
 
     @property
     def recommender(self) -> Recommender:
-        """Recommender of the configuration, even if no port serves it."""
+        """Recommender that the configuration defines, even if no port serves it."""
         recommender = self._recommender
         self._begin_watching()
         return recommender
@@ -190,7 +190,7 @@ class Serving:
             self._servers.append(partial(web.stop, server.get("grace_s", RECOMMENDER_END_S)))
 
     def _begin_watching(self) -> None:
-        """Start to watch for replaced files, if there are any to watch."""
+        """Start the thread that watches for replaced files, unless no file is watched."""
         if self._watcher is None and self._watched():
             self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
             self._watcher.start()
@@ -265,7 +265,7 @@ class Serving:
 
     @property
     def _client_options(self) -> dict[str, Any]:
-        """Keywords of the clients of other services."""
+        """Keyword arguments for the clients of other services."""
         config = self.config
         return {
             "timeout": config.get("recommender.deadline_ms", 10_000.0) / 1000,
@@ -425,7 +425,7 @@ class Serving:
 
     @property
     def _computing_threads(self) -> int:
-        """Number of concurrent requests; more than the cores would only compete."""
+        """Number of requests to compute at once: one per core, or more if requests mostly wait."""
         keys = self.config.values
         waits = ("features.url", "recall.url", "ranking.url", "ranking.max_batch_size")
         calls = ("recommender.prepare", "recommender.rerank")
@@ -543,7 +543,7 @@ class Serving:
 
 
 class _SharedIndex:
-    """Index that adds items in all workers of a server."""
+    """Item index whose additions reach all workers of a server."""
 
     def __init__(self, add: Callable[[dict[int, list[float]]], None], peers: PeerWorkers):
         self._add, self._peers = add, peers
@@ -566,7 +566,7 @@ def _start_server(
 
 
 def _stage(name: str, options: dict[str, object]) -> str | Stage:
-    """Return a configured stage, or the name of a built-in stage."""
+    """Load a custom stage with its options, or return the name of a built-in stage."""
     if name not in DEFAULT_STAGES:
         return load_stage(name, options)
     if options:
@@ -631,7 +631,7 @@ def _security(config: Config) -> Security:
 
 
 def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
-    """Load the store and build the index by the sections ``init``, ``store`` and ``recall``.
+    """Load the store and build the index as configured in ``init``, ``store`` and ``recall``.
 
     Parameters
     ----------
@@ -701,7 +701,7 @@ def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
 
 
 def _rows_of_shard(source: str, id_column: str, shard: Shard | None, id_type: str) -> Any:
-    """Return the Parquet path, or its rows that belong to a shard."""
+    """Return the Parquet path itself, or only the rows of a shard if `shard` is set."""
     if shard is None:
         return source
     table = table_of(source, f"the {id_type}s")

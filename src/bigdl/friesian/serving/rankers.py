@@ -33,21 +33,21 @@ Scores = np.ndarray | Mapping[str, np.ndarray]
 
 
 class CandidateGenerator(Protocol):
-    """Protocol of searches for candidates of users."""
+    """Protocol of objects that find candidate items for users."""
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
-        """Return up to `k` items per user, best first; none for unknown users."""
+        """Return up to `k` items per user, best first; unknown users get no items."""
 
 
 class Ranker(Protocol):
     """Protocol of models that score rows; threads call a ranker concurrently."""
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Scores:
-        """Return a score for each row; a dict of arrays for several tasks."""
+        """Return a score for each row, or a dict from tasks to scores for a multi-task model."""
 
 
 class IndexRecall:
-    """Candidate search in an index by user vectors from a store.
+    """Candidate generator that searches an index with user vectors from a store.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class IndexRecall:
         self._columns = [vector_col] if seen_col is None else [vector_col, seen_col]
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
-        """Return up to `k` items per user, best first; none for unknown users."""
+        """Return up to `k` items per user, best first; unknown users get no items."""
         users = self.store.read(self._table, user_ids, self._columns)
         known = np.flatnonzero(users.found)
         vectors = users[self._vector_col]
@@ -116,7 +116,7 @@ def _items_of(value: np.ndarray | pa.Scalar) -> np.ndarray:
 
 
 class ModuleRanker:
-    """Ranker around a PyTorch module, or around a module that Nano optimized.
+    """Ranker that calls a PyTorch module, or a module that Nano optimized.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ class ModuleRanker:
         self._served = other._served
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Scores:
-        """Return a score for each row; a dict of arrays for several tasks."""
+        """Return a score for each row, or a dict from tasks to scores for a multi-task model."""
         import torch
 
         module, columns = self._served
@@ -171,7 +171,7 @@ class ModuleRanker:
 
 
 class ServedRanker:
-    """Ranker around a model of a repository, with batching and hot replacement.
+    """Ranker that calls a model of a repository, with batching and hot replacement.
 
     The repository distributes requests over the versions of the model. Its shadow version gets a
     copy of each request.
@@ -208,7 +208,7 @@ class ServedRanker:
 
     @contextmanager
     def leased(self) -> Iterator[ServedModel | None]:
-        """Hold a version of the model during a request; yield None if it has a shadow.
+        """Hold a model version during a request and yield it, or None if the model has a shadow.
 
         A shadow has to receive the same requests as the model.
         """
@@ -222,7 +222,7 @@ class ServedRanker:
         version: str | None = None,
         timeout: float | None = None,
     ) -> Scores:
-        """Return a score for each row; a dict of arrays for several tasks.
+        """Return a score for each row, or a dict from tasks to scores for a multi-task model.
 
         Parameters
         ----------

@@ -42,7 +42,7 @@ class _RecommenderReplica:
         ]
 
     async def __call__(self, request: Any) -> Any:
-        """Answer an HTTP request with the body of ``POST /recommend``."""
+        """Answer an HTTP request whose body is that of ``POST /recommend``."""
         import asyncio
 
         from starlette.responses import JSONResponse

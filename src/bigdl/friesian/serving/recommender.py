@@ -278,7 +278,7 @@ class Recommender:
             pairs.warm_up()
 
     def close(self) -> None:
-        """Stop the threads after the running stages; abort requests in progress."""
+        """Stop the threads when their current stages end; abort requests in progress."""
         self._has_ended = True
         self._runner.close()
 
@@ -303,7 +303,7 @@ class RecallStage:
 
 
 class FeaturesStage:
-    """Stage that reads the ranker's columns, or prepares a split model."""
+    """Stage that reads the ranker's columns, or prepares requests to a split model."""
 
     name = "features"
 
@@ -337,7 +337,7 @@ class FeaturesStage:
         return self.read(batch)
 
     def pairs(self) -> PairScores | None:
-        """Return the scorer by parts of the model, or None if the model is not split."""
+        """Return the scorer that runs the model's parts, or None if the model is not split."""
         if self._make_pairs is None:
             return None
         needed = self.needed()
@@ -478,7 +478,7 @@ class RankingStage:
         return replace(batch, scores=self._scored(batch))
 
     def _scored(self, batch: Batch) -> np.ndarray:
-        """Return a score for each candidate, NaN for candidates without a row."""
+        """Return a score for each candidate, or NaN for candidates without a feature row."""
         count = 0 if batch.candidates is None else len(batch.candidates.ids)
         if batch.rows is None:
             return self._predicted(batch.columns, count)
@@ -508,7 +508,7 @@ class RankingStage:
 
 
 def _rows_without_nulls(columns: Iterable[Column]) -> np.ndarray | None:
-    """Return the indices of rows without nulls; None if no column has nulls."""
+    """Return the indices of rows without nulls, or None if no column has nulls."""
     has_null = None
     for column in columns:
         if isinstance(column, pa.Array | pa.ChunkedArray) and column.null_count:

@@ -35,7 +35,7 @@ _AT_ONCE = 1000  # rows per command when a version is written
 
 
 class RedisStore(FeatureStore):
-    """Feature store in Redis; updates are atomic, in a Redis cluster per row.
+    """Feature store in Redis; an update is atomic, or atomic per row in a Redis cluster.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ class RedisStore(FeatureStore):
             self._redis.unlink(f"{self._begin(version)}{name}")
 
     def _unlink(self, keys: Sequence[str]) -> None:
-        """Remove keys atomically; in a cluster one by one."""
+        """Remove keys atomically, or one by one in a cluster."""
         if self._is_cluster:
             for key in keys:
                 self._redis.unlink(key)
@@ -268,7 +268,7 @@ def _escaped(text: str) -> str:
 
 
 def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
-    """Return a client for a URL, and True if it is a cluster."""
+    """Connect to a Redis URL; return the client, and True if it is a cluster."""
     redis = require("redis", "serving")
     scheme, mark, address = url.partition("://")
     if not mark or scheme not in (
@@ -311,7 +311,7 @@ def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
 
 
 def _few_retries() -> Any:
-    """Return a retry policy that reconnects at once, and never delays a request for long."""
+    """Return a retry policy with few retries and short delays."""
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 

@@ -223,7 +223,7 @@ def _length_of(column: pa.ChunkedArray) -> int | None:
 
 
 class StoredRows:
-    """Rows of a table in block storage, by ascending distinct ids.
+    """Rows of a table, stored in blocks and sorted by distinct ids.
 
     Attributes
     ----------
@@ -244,7 +244,7 @@ class StoredRows:
         return len(self.ids)
 
     def positions(self, ids: np.ndarray) -> np.ndarray:
-        """Return the row index of each id, -1 for unknown ids."""
+        """Return the row index of each id, or -1 for unknown ids."""
         if not len(self.ids):
             return np.full(len(ids), -1, np.int64)
         if self._is_range:
@@ -295,7 +295,7 @@ class StoredRows:
 
     @classmethod
     def merged(cls, parts: Sequence[StoredRows]) -> StoredRows:
-        """Merge several parts; for a repeated id the last part counts."""
+        """Merge several parts; if an id is repeated, the row of the last part is kept."""
         ids = np.concatenate([part.ids for part in parts])
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
@@ -322,7 +322,7 @@ class StoredRows:
 
     @classmethod
     def from_arrow(cls, batch: pa.RecordBatch, layout: Layout) -> StoredRows:
-        """Build the rows from a batch of :meth:`to_arrow`, without a copy."""
+        """Build the rows from the result of :meth:`to_arrow`, without a copy."""
         blocks = []
         for i, (dtype, group) in enumerate(layout.blocks):
             values = batch[f"block{i}"].flatten().to_numpy()
@@ -414,7 +414,7 @@ class Features:
         return self.columns[name]
 
     def take(self, positions: np.ndarray) -> Features:
-        """Return the rows at some positions, which may repeat."""
+        """Return the rows at `positions`, which may repeat."""
         columns = {
             name: column.take(pa.array(positions))
             if isinstance(column, pa.Array)
@@ -503,7 +503,7 @@ def _is_even(column: pa.Array, length: int) -> bool:
 def gather_features(
     layout: Layout, parts: Sequence[StoredRows], ids: np.ndarray, names: Sequence[str] | None
 ) -> Features:
-    """Return the rows of ids, in order, from several parts; later parts take precedence.
+    """Return the rows of `ids` from several parts, in order; later parts take precedence.
 
     Parameters
     ----------

@@ -168,7 +168,7 @@ class Service:
 
 
 class FeatureService(Service):
-    """gRPC service ``feature.Feature``: features by id.
+    """gRPC service ``feature.Feature``, which returns features by id.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ class FeatureService(Service):
 
 
 class RecallService(Service):
-    """gRPC service ``recall.Recall``: candidates for users.
+    """gRPC service ``recall.Recall``, which finds candidate items for users.
 
     Parameters
     ----------
@@ -322,7 +322,7 @@ class RecallService(Service):
 
 
 class RankingService(Service):
-    """gRPC service ``ranking.Ranking``: scores of rows.
+    """gRPC service ``ranking.Ranking``, which scores rows.
 
     Parameters
     ----------
@@ -410,7 +410,7 @@ class RankingService(Service):
 
 
 class RecommenderService(Service):
-    """gRPC service ``recommender.Recommender``: recommendations.
+    """gRPC service ``recommender.Recommender``, which recommends items to users.
 
     The trailing metadata ``bigdl-sources`` of an answer counts its users by the source of their
     items, such as ``popular=1,ranked=9``. The field ``source`` marks each user whose items are not

@@ -64,7 +64,7 @@ class Shard:
     users: tuple[int, int] | None = None
 
     def has(self, id_type: str, ids: Ids) -> np.ndarray:
-        """Return a mask of the ids of type ``"user"`` or ``"item"`` in this shard."""
+        """Return a mask of the `ids` in this shard; `id_type` is ``"user"`` or ``"item"``."""
         numbers = np.asarray(ids, np.int64)
         span = self.users if id_type == "user" else self.items
         if span is None:
@@ -73,7 +73,7 @@ class Shard:
 
 
 def check_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """Return shards in item order; raise for overlapping ranges."""
+    """Return shards sorted by item ids; raise a UsageError if their ranges overlap."""
     if not shards:
         raise UsageError(
             "There should be at least one shard", code="argument-missing", argument="shards"
@@ -109,7 +109,7 @@ def check_shards(shards: Sequence[Shard]) -> list[Shard]:
 
 @dataclass
 class _ShardReplica:
-    """Client of one replica, and the time until which it is tried last."""
+    """Client of one replica; after a failure, the replica is tried last until `away_until`."""
 
     client: Any
     away_until: float = 0.0
@@ -125,7 +125,7 @@ class _ReplicaSet:
     turn: itertools.count = field(default_factory=itertools.count)
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        """Call a function with the clients in rotation until one answers."""
+        """Call a function with each replica's client in rotation until one answers."""
         rpc_error = require("grpc", "serving").RpcError
         first, now = next(self.turn), time.monotonic()
         order = [self.each[(first + i) % len(self.each)] for i in range(len(self.each))]
@@ -151,7 +151,7 @@ class _ReplicaSet:
 
 
 class _Sharded:
-    """Common base of the sharded stages: clients of all shards and worker threads."""
+    """Base class of the sharded stages, with the clients of all shards and worker threads."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _Sharded:
         self._warning_lock = threading.Lock()
 
     def _call_shards(self, calls: dict[int, Callable[[Any], Any]]) -> dict[int, Any]:
-        """Call some shards concurrently; lost shards are missing in the result."""
+        """Call some shards concurrently; lost shards are missing from the result."""
         futures = {
             index: self._pool.submit(self._replicas[index].call, function)
             for index, function in calls.items()
@@ -200,7 +200,7 @@ class _Sharded:
         logger.warning("%s; answers are partial", error)
 
     def close(self) -> None:
-        """Close the threads and the connections."""
+        """Stop the threads and close the connections."""
         self._pool.shutdown()
         for each in self._replicas:
             each.close()
@@ -213,7 +213,7 @@ class _Sharded:
 
 
 class ShardedRecall(_Sharded):
-    """Candidates from the indexes of several shards, merged.
+    """Candidate generator that merges the candidates from the indexes of several shards.
 
     Parameters
     ----------
@@ -283,7 +283,7 @@ class ShardedRecall(_Sharded):
 
 
 class ShardedFeatures(_Sharded):
-    """Features from the stores of several shards.
+    """Feature source that reads from the stores of several shards.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ class ShardedFeatures(_Sharded):
         return self._names[table]
 
     def read(self, table: str, ids: Ids, columns: Sequence[str] | None = None) -> Features:
-        """Return the rows of ids, in order; raise a LostShardError if a shard is lost."""
+        """Return the rows of `ids`, in order; raise a LostShardError if a shard is lost."""
         features, lost = self.read_found(table, ids, columns)
         if lost.any():
             raise LostShardError(f"{int(lost.sum())} rows of {table} are on lost shards")
@@ -342,7 +342,7 @@ class ShardedFeatures(_Sharded):
     def read_found(
         self, table: str, ids: Ids, columns: Sequence[str] | None = None
     ) -> tuple[Features, np.ndarray]:
-        """Return the rows of ids, and a mask of ids on lost shards, whose rows are defaults."""
+        """Return the rows of `ids`, and a mask of ids on lost shards, whose rows have defaults."""
         numbers = np.asarray(ids, np.int64)
         id_type = "user" if table == self._user_table else "item"
         if id_type == "user" and self.shards[0].users is None:
@@ -389,7 +389,7 @@ class ShardedFeatures(_Sharded):
         return first - 1 if first > -(1 << 31) else last + 1
 
     def _from_any(self, function: Callable[[Any], Any]) -> Any:
-        """Call one shard after the other until one answers."""
+        """Call the shards one after another until one answers."""
         first = next(self._turn)
         for step in range(len(self.shards)):
             index = (first + step) % len(self.shards)

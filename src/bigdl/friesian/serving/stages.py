@@ -46,13 +46,13 @@ Rerank = Callable[[int, np.ndarray, np.ndarray], tuple[Sequence[int], Sequence[f
 
 
 class FeatureReader(Protocol):
-    """Protocol of sources of features by id: a :class:`FeatureStore` or a client of one."""
+    """Protocol of objects that read features by id, such as a :class:`FeatureStore`."""
 
     def names(self, table: str) -> list[str]:
         """Return the column names of a table."""
 
     def read(self, table: str, ids: Ids, columns: Sequence[str] | None = None) -> Features:
-        """Return the rows of ids, in the order of the ids."""
+        """Return the rows of `ids`, in the same order."""
 
 
 class PreparedScores(Protocol):
@@ -195,7 +195,7 @@ class Batch:
 
 
 def take_rows(column: Column, indices: np.ndarray) -> Column:
-    """Return the rows of a column at some indices."""
+    """Return the rows of a column at `indices`."""
     return column.take(pa.array(indices)) if isinstance(column, pa.Array) else column[indices]
 
 
@@ -321,7 +321,7 @@ class StageErrors:
 
 
 class _LateError(Exception):
-    """Error that the deadline of a request passed before a stage began."""
+    """Error raised when the deadline of a request passes before a stage begins."""
 
 
 @dataclass
@@ -344,7 +344,7 @@ class _Progress:
 
 
 class StageRunner:
-    """Runner of stages for batches of users, which answers by the deadline in any case.
+    """Runner of the stages for a batch of users; it always answers by the deadline.
 
     Parameters
     ----------
@@ -508,7 +508,7 @@ class StageRunner:
         return Recommendation(user, ids, scores, reason=reason)
 
     def _fallback(self, batch: Batch, reason: str) -> list[Recommendation]:
-        """Answer with the candidates so far, else with the popular items."""
+        """Answer with the candidates found so far or, if there are none, with popular items."""
         if batch.candidates is None:
             return [self._most_popular(user, batch.k, reason) for user in batch.users.tolist()]
         answers = []
@@ -525,6 +525,6 @@ class StageRunner:
         return Recommendation(user, ids, np.zeros(len(ids), np.float32), POPULAR, reason)
 
     def close(self) -> None:
-        """Stop the threads after the running stages."""
+        """Stop the threads when their current stages end."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Stores of user and item features, in a folder or in Redis, read by id during updates.
+"""Stores of user and item features, in a folder or in Redis, that serve reads during updates.
 
 A store holds tables, such as ``user`` and ``item``, each with an id column. Near-line programs
 write it. :meth:`FeatureStore.replace` writes a new version of all tables and activates it
@@ -91,7 +91,7 @@ class FeatureStore(ABC):
 
     @abstractmethod
     def _read(self, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:
-        """Return the rows of ids as columns; unknown ids get the defaults."""
+        """Return the rows of `ids` as columns; unknown ids get the default values."""
 
     @abstractmethod
     def _replace(self, tables: dict[str, tuple[Layout, StoredRows]]) -> int:
@@ -103,7 +103,7 @@ class FeatureStore(ABC):
 
     @abstractmethod
     def _delete(self, table: str, ids: np.ndarray) -> None:
-        """Remove the rows of some ids from a table of the current version."""
+        """Remove the rows of `ids` from a table of the current version."""
 
     @abstractmethod
     def activate(self, version: int) -> None:
@@ -279,7 +279,7 @@ def missing_table_error(name: str, known: Sequence[str]) -> UsageError:
 
 
 class _Table:
-    """Table of one version: a base, and rows that were changed since."""
+    """Table of one version: base rows, and rows that were changed later."""
 
     def __init__(self, layout: Layout, base: StoredRows, changed: StoredRows | None):
         self.layout = layout
@@ -351,7 +351,7 @@ class EmbeddedStore(FeatureStore):
             raise missing_table_error(name, list(tables)) from None
 
     def parts(self, table: str) -> tuple[Layout, list[StoredRows]]:
-        """Return the layout of a table and its rows: the base, then the changed rows.
+        """Return the layout of a table and its rows: base rows, then changed rows.
 
         Row objects never change; a change creates new objects.
         """
@@ -377,7 +377,7 @@ class EmbeddedStore(FeatureStore):
         return self._table(table).size
 
     def _current(self) -> dict[str, _Table]:
-        """Return the tables of the manifest that is on disk now."""
+        """Return the tables in the manifest on disk; load them if the manifest has changed."""
         stamp = self._stamp_now()
         if stamp != self._stamp:
             with self._refreshing:
@@ -495,7 +495,7 @@ class EmbeddedStore(FeatureStore):
     def _with_change(
         self, name: str, version: int, layout: Layout, files: list[str], rows: StoredRows
     ) -> list[str]:
-        """Return the files of a table with some rows added; merge many small files."""
+        """Write added rows to a file; return the table's files, merged if there are many."""
         if len(files) <= _MOST_DELTAS:
             return [*files, self._written(name, version, rows)]
         base, *deltas = self._rows_of(files, layout)

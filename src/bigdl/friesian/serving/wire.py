@@ -113,7 +113,7 @@ def decode_payload(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _table_of(content: bytes) -> pa.Table:
-    """Read the table of an Arrow stream, with at most as many bytes as the stream.
+    """Read the table of an Arrow stream; its buffers may not exceed the size of the stream.
 
     Compressed buffers are rejected before decompression. Types whose values may occupy no bytes are
     rejected too, because the stream could then declare any number of values.
@@ -210,7 +210,7 @@ _DICTIONARY = 2  # header type
 
 
 def _buffers_of(metadata: pa.Buffer) -> tuple[bool, int]:
-    """Return whether the batch of an Arrow message is compressed, and its declared bytes.
+    """Return whether the batch of an Arrow message is compressed, and its declared size in bytes.
 
     PyArrow does not expose this before it decompresses the buffers.
     """
@@ -220,7 +220,7 @@ def _buffers_of(metadata: pa.Buffer) -> tuple[bool, int]:
         return struct.unpack_from(code, content, offset)[0]
 
     def field(table: int, which: int) -> int:
-        """Return the position of a field of a table; 0 if it is absent."""
+        """Return the byte offset of a FlatBuffers table field, or 0 if the field is absent."""
         known = table - number(table)
         entry = 4 + 2 * which
         if entry >= number(known, "<H"):

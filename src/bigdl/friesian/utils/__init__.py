@@ -1,4 +1,4 @@
-"""The import path that programs for BigDL 2.x use."""
+"""Import path that programs written for BigDL 2.x use."""
 
 from bigdl.orca import SafePickle
 
