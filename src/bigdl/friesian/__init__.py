@@ -1,4 +1,4 @@
-"""Friesian: preparing and serving the data of recommenders on Spark."""
+"""Friesian: data preparation on Spark, models, metrics and serving for recommenders."""
 
 from bigdl.common.dropped import explain_imports
 

@@ -115,7 +115,7 @@ class History:
         return np.bincount(self.item, minlength=len(self.items)).astype(np.float64)
 
     def matrix(self, users: np.ndarray) -> np.ndarray:
-        """Return a float32 matrix of users by items, 1 where the user has the item."""
+        """Return a float32 user-item matrix with 1 where the user has the item, otherwise 0."""
         result = np.zeros((len(users), len(self.items)), dtype=np.float32)
         for row, user in enumerate(users):
             result[row, self.item[self.starts[user] : self.starts[user + 1]]] = 1

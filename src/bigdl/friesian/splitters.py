@@ -490,7 +490,7 @@ class ColdUsers(Splitter):
 
 
 class KFoldUsers(Splitter):
-    """Splitter that divides users into groups by a hash; each fold tests one group.
+    """Splitter that divides users into groups by a hash; each fold uses one group for testing.
 
     Parameters
     ----------

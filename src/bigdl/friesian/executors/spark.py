@@ -168,7 +168,7 @@ def compute_statistics(df: DataFrame, program: Program) -> dict[tuple[int, str],
 def _counts_and_aggregates(
     df: DataFrame, counts: Mapping[Any, Counts], aggregates: Mapping[Any, MinMax | Quantiles]
 ) -> dict[Any, Any]:
-    """Compute value counts and aggregates; aggregates are observed during the counting job.
+    """Compute value counts and aggregates; the counting job also computes the aggregates.
 
     They are observed only where Spark rows are counted.
     """

@@ -47,7 +47,7 @@ class TableOutput:
 
     @property
     def df(self) -> DataFrame:
-        """Spark DataFrame of the table, which ``fit`` of an Estimator takes.
+        """Spark DataFrame of the table, for example to pass to ``fit`` of an Estimator.
 
         Raises
         ------
@@ -66,7 +66,7 @@ class TableOutput:
         return f"{type(self).__name__}[{columns}]"
 
     def _repr_html_(self) -> str:
-        """Return the column types; also rows if ``spark.sql.repl.eagerEval.enabled`` is true."""
+        """Return the column types as HTML; with ``spark.sql.repl.eagerEval.enabled``, also rows."""
         dtypes = self._dtypes()
         # Spark returns None unless that setting is on
         rows = getattr(self._df, "_repr_html_", lambda: None)() if dtypes else None
@@ -107,7 +107,7 @@ class TableOutput:
         self.df.show(n, truncate)
 
     def to_spark_df(self) -> DataFrame:
-        """Return the Spark DataFrame, as the attribute ``df`` does."""
+        """Return the Spark DataFrame, which is also the attribute ``df``."""
         return self.df
 
     @spark.action
@@ -138,7 +138,7 @@ class TableOutput:
         return self._columns([column])[column]
 
     def to_dict(self) -> dict[str, list]:
-        """Collect all values as lists by column name."""
+        """Collect all rows as a dict from column names to lists of values."""
         return self._columns(self.df.columns)
 
     @spark.action

@@ -176,7 +176,7 @@ class CellMethods(ABC):
 
 
 class FeatureMethods(CellMethods):
-    """Methods of feature tables and of pipelines."""
+    """Methods that feature tables and pipelines share."""
 
     # -- hashes --------------------------------------------------------------------------------
 

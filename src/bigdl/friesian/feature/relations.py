@@ -170,7 +170,7 @@ class Table(CellMethods, TableOutput):
         return self._clone(self.df.limit(num))
 
     def filter(self, condition: str | Column) -> Self:
-        """Keep the rows for which a condition holds, a SQL expression or a Column."""
+        """Keep the rows for which a SQL expression or a Column is true."""
         if not isinstance(condition, str) and not spark.is_column(condition):
             raise UsageError(
                 f"condition should be str or Column, but got {condition!r}",
@@ -365,7 +365,7 @@ class Table(CellMethods, TableOutput):
         return self._clone(self.df.coalesce(num_partitions))
 
     def get_partition_row_number(self) -> Table:
-        """Return a table of ``partitionId`` and ``count``, without empty partitions."""
+        """Return a table with the ``partitionId`` and row ``count`` of each non-empty partition."""
         partition = F.spark_partition_id().alias("partitionId")
         return Table(self.df.select(partition).groupBy("partitionId").count())
 
@@ -376,7 +376,7 @@ class Table(CellMethods, TableOutput):
     # -- statistics ----------------------------------------------------------------------------
 
     def get_stats(self, columns: str | list[str] | None, aggr: Any) -> dict[str, Any]:
-        """Return statistics of columns, all computed by one job.
+        """Return statistics of columns, computed in one job.
 
         Parameters
         ----------

@@ -46,7 +46,7 @@ def exact_sum(values: np.ndarray) -> int:
 
 @dataclass
 class ExactMoments:
-    """Count, sum and sum of squares of numbers, merged without rounding.
+    """Count, sum and sum of squares of numbers, which can be merged without rounding.
 
     Attributes
     ----------

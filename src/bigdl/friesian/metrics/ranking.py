@@ -531,7 +531,7 @@ def _concentration(name: str, items: pa.Table | None, facts: ItemFacts) -> float
 
 
 class _ColumnNames(NamedTuple):
-    """Names of the columns of recommendations and truth."""
+    """Column names of the recommendations and the ground truth."""
 
     user: str
     item: str
@@ -540,7 +540,7 @@ class _ColumnNames(NamedTuple):
 
 
 class _InMemoryRankings:
-    """Recommendations and truth as Arrow tables.
+    """Recommendations and ground truth as Arrow tables.
 
     Parameters
     ----------
@@ -586,7 +586,7 @@ class _InMemoryRankings:
 
 
 class _SparkRankings:
-    """Recommendations and truth as Spark DataFrames, with all rows of a user in one task."""
+    """Recommendations and ground truth as Spark DataFrames; each user's rows are in one task."""
 
     def __init__(
         self,

@@ -112,7 +112,7 @@ class Filter(TableOperator):
 
     @property
     def reads(self) -> list[str]:
-        """SQL condition in place of column names, because only Spark can parse it."""
+        """SQL condition instead of column names, because only Spark can parse it."""
         return [self.condition]
 
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:

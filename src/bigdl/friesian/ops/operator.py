@@ -196,7 +196,7 @@ class NumberFunction(Function):
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """Output column of an operator: its inputs, name, field and function.
+    """Output column of an operator: its input columns, name, Field and function.
 
     Attributes
     ----------

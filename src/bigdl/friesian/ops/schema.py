@@ -153,7 +153,7 @@ def cardinalities(schema: FeatureSchema, names: Iterable[str]) -> dict[str, int]
 
 
 def check_numbers(schema: FeatureSchema, names: Iterable[str]) -> list[str]:
-    """Return the names as a list; raise a UsageError unless all columns are single numbers."""
+    """Return the names as a list; raise a UsageError unless the columns hold single numbers."""
     names = list(names)
     for name in names:
         feature = schema[name]

@@ -189,7 +189,7 @@ def is_missing(value: Column, dtype: str) -> Column:
 
 
 def without_nan(value: Column, dtype: str) -> Column:
-    """Replace NaN by null where the type has NaN."""
+    """Replace NaN by null if the type has NaN."""
     return F.when(~F.isnan(value), value) if column_types.is_fractional(dtype) else value
 
 
@@ -204,7 +204,7 @@ def arrow_function(function: Callable, dtype: str) -> Callable[..., Column]:
 
 
 def as_number(time: Column, dtype: str) -> Column:
-    """Convert times to numbers: seconds for dates and timestamps."""
+    """Convert a time column to numbers; dates and timestamps become seconds."""
     if column_types.is_number(dtype):
         return time.cast("bigint") if column_types.is_integral(dtype) else time
     return time.cast("timestamp").cast("double")

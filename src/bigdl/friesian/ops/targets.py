@@ -639,7 +639,7 @@ class TargetEncode(GroupEncode):
 
     @property
     def dropped(self) -> set[str]:
-        """Categories to remove, except those that an output replaces."""
+        """Category columns to remove, except columns that an output column replaces."""
         outputs = {name for row in self.out_cols for name in row}
         return set(self.categories) - outputs if self.drop_cat else set()
 

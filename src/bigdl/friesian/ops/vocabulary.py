@@ -80,7 +80,7 @@ class Vocabulary:
         return positions, numbers[positions]
 
     def find(self, keys: pa.Array) -> pa.Array:
-        """Return the values of keys; null for null and for unknown keys."""
+        """Return the value of each key; null keys and unknown keys become null."""
         if len(self) and pa.types.is_integer(keys.type):
             positions, ordered = self._order
             wanted = keys.fill_null(0).to_numpy(zero_copy_only=False)
@@ -153,7 +153,7 @@ class Dictionary:
 
     @spark.action
     def broadcast_entries(self, dtype: str, limited: bool = True) -> Any:
-        """Broadcast the entries as a :class:`Vocabulary`; None if there are too many keys."""
+        """Broadcast the entries as a :class:`Vocabulary`; return None if there are too many."""
         if dtype not in self._shipped:
             table = self._table(dtype)
             if table is None and limited:
@@ -423,7 +423,7 @@ def value_features(
 
 
 def _values(broadcast_entries: Any, depth: int, default: Any, keys: pa.Array) -> pa.Array:
-    """Return the values of keys in nested lists; a default for unknown keys."""
+    """Return the values of keys in nested lists, or a default value for unknown keys."""
     if not depth:
         values = broadcast_entries.value.find_repeated(keys)
         return values if default is None else values.fill_null(default)
@@ -436,7 +436,7 @@ def _known_of(broadcast_entries: Any, keys: pa.Array) -> pa.Array:
 
 
 def _known(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
-    """Return the values of known keys in lists; null for lists without a known key."""
+    """Return the values of known keys in lists; lists without a known key become null."""
     values = vocabulary.find_repeated(keys.flatten())
     rows = np.repeat(np.arange(len(keys)), list_lengths(keys))
     known = rows[values.is_valid().to_numpy(zero_copy_only=False)]
@@ -449,7 +449,7 @@ def _known_in_lists_of(broadcast_entries: Any, keys: pa.Array) -> pa.Array:
 
 
 def _known_in_lists(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
-    """Return the values of known keys in lists; null only for null lists."""
+    """Return the values of known keys in lists; only null lists become null."""
     known = _known(vocabulary, keys)
     return make_lists(list_lengths(known), known.flatten(), keys.is_null())
 
@@ -459,7 +459,7 @@ DRIVER_VALUES = 2_000_000
 
 
 def number_column(name: str) -> str:
-    """Return the name of the id column: ``id``, unless the vocabulary has that name."""
+    """Return the name of the id column: ``id``, or ``id_number`` if `name` is ``id``."""
     return "id_number" if name.lower() == "id" else "id"
 
 

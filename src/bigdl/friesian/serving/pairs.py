@@ -112,7 +112,7 @@ class _SplitModel:
         self._adding = threading.Lock()
 
     def users(self, rows: StoredRows, most_bytes: int) -> _UserMemory:
-        """Return the cache of user-side outputs for a file of the store."""
+        """Return the cache of user-side outputs for a store file."""
         memory = self.users_kept.get(rows)
         if memory is None:
             with self._adding:
@@ -120,7 +120,7 @@ class _SplitModel:
         return memory
 
     def table(self, rows: StoredRows, most_bytes: int) -> _ItemTable | None:
-        """Return the cache of item-side outputs for a file; None if it would be too large."""
+        """Return the cache of item-side outputs for a store file, or None if it is too large."""
         if 4 * len(rows) * self.network.width > most_bytes:
             return None
         table = self._tables.get(rows)
@@ -460,5 +460,5 @@ def _sides(
 
 
 def _leased(ranker: ServedRanker | ServedModel) -> AbstractContextManager[ServedModel | None]:
-    """Return a context manager for the ranker's model; None if it must not be split."""
+    """Return a context manager that yields the ranker's model, or None if it must not be split."""
     return nullcontext(ranker) if isinstance(ranker, ServedModel) else ranker.leased()

@@ -579,7 +579,7 @@ def _stage(name: str, options: dict[str, object]) -> str | Stage:
 
 
 def _stamp(path: str) -> tuple | None:
-    """Return a value that changes with the files at a path; None if they cannot be read."""
+    """Return a value that changes with the files at a path, or None if they cannot be read."""
     try:
         names = [path, *(str(each) for each in sorted(Path(path).rglob("*")))]
         return tuple((name, os.stat(name).st_mtime_ns, os.stat(name).st_ino) for name in names)

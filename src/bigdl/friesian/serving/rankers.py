@@ -40,7 +40,7 @@ class CandidateGenerator(Protocol):
 
 
 class Ranker(Protocol):
-    """Protocol of models that score rows; threads call a ranker concurrently."""
+    """Protocol of models that score rows; several threads may call a ranker at once."""
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Scores:
         """Return a score for each row, or a dict from tasks to scores for a multi-task model."""

@@ -40,7 +40,7 @@ _REFUSALS = {"INVALID_ARGUMENT", "UNAUTHENTICATED", "OUT_OF_RANGE", "FAILED_PREC
 
 @dataclass(frozen=True)
 class Shard:
-    """Range of ids, and the addresses of its services.
+    """Range of ids, and the addresses of the services that hold them.
 
     Attributes
     ----------

@@ -201,7 +201,7 @@ def take_rows(column: Column, indices: np.ndarray) -> Column:
 
 @runtime_checkable
 class Stage(Protocol):
-    """Protocol of stages; threads call a stage concurrently.
+    """Protocol of stages; several threads may call a stage at once.
 
     Attributes
     ----------
@@ -223,7 +223,7 @@ class Stage(Protocol):
     name: str
 
     def run(self, batch: Batch) -> Batch:
-        """Run the stage; return the batch with its additions and removals."""
+        """Run the stage; return a new batch with results added or candidates removed."""
 
 
 def function_of(name: str) -> Callable[..., object]:
@@ -489,7 +489,7 @@ class StageRunner:
     def _best(
         self, user: int, ids: np.ndarray, scores: np.ndarray, k: int
     ) -> Recommendation | None:
-        """Return the best items of one user; None if no score is finite."""
+        """Return the best items of one user, or None if no score is finite."""
         is_number, reason = np.isfinite(scores), ""
         if not is_number.all():
             reason = f"{np.count_nonzero(~is_number)} of {len(ids)} candidates have no finite score"

@@ -122,7 +122,7 @@ class FeatureStore(ABC):
         columns: Sequence[str] | None = None,
         missing: str = "default",
     ) -> Features:
-        """Return the rows of some ids as columns.
+        """Return the rows of `ids` as columns.
 
         Parameters
         ----------
