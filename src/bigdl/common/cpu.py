@@ -121,7 +121,7 @@ def cpu_quota(root: str | Path = "/") -> float | None:
 
 
 def cgroup_directories(controller: str, root: str | Path = "/") -> list[Path]:
-    """Return the directories with the limits of one controller for this process.
+    """Return the cgroup directories that contain one controller's limits for this process.
 
     Parameters
     ----------
@@ -346,7 +346,7 @@ def isa_flags(root: str | Path = "/") -> frozenset[str]:
 
 @functools.cache
 def processor_name(root: str | Path = "/") -> str:
-    """Return vendor, family, model and name of the machine's first processor.
+    """Return the vendor, family, model and name of the machine's first processor.
 
     Parameters
     ----------

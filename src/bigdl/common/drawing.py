@@ -1,4 +1,4 @@
-"""Charts as files: HTML and SVG without any library, other formats with matplotlib."""
+"""Charts written to files: HTML and SVG without any library, other formats with matplotlib."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def open_webhdfs(url: str) -> tuple[WebHdfs, str]:
 def _name_nodes(
     settings: Mapping[str, str], authority: str, setting: str, port: str
 ) -> list[tuple[str, int]]:
-    """Return host and HTTP port of all name nodes of a file system."""
+    """Return the host and HTTP port of every name node of a file system."""
     key = f"dfs.namenode.{setting}"
     host = urlsplit(f"//{authority}").hostname or ""
     if authority in settings.get("dfs.nameservices", "").split(","):

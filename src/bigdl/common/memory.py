@@ -129,7 +129,7 @@ def glibc_tunables() -> dict[str, str]:
 
 
 def _set_mmap_threshold(mallopt: Callable[[int, int], int], threshold: int) -> int | None:
-    """Set the mmap threshold, or the largest one of old glibc; return None if both fail."""
+    """Set the mmap threshold, or else the maximum of old glibc; return it, or None if both fail."""
     for value in (threshold, min(threshold, _LARGEST_THRESHOLD_OF_OLD_GLIBC)):
         if mallopt(_M_MMAP_THRESHOLD, value):
             return value
@@ -198,6 +198,6 @@ def _glibc_mallopt() -> Callable[[int, int], int] | None:
 
 
 def _first_number(directory: Path, *names: str) -> int | None:
-    """Return the number in the first system file that contains one."""
+    """Return the integer in the first of the named system files that contains one."""
     texts = (read_text(directory / name).strip() for name in names)
     return next((int(text) for text in texts if text.isdigit()), None)

@@ -1,4 +1,4 @@
-"""Folders that only this user can enter: temporary ones and permanent ones.
+"""Temporary and permanent folders that only this user can enter.
 
 Temporary folders are below one private root, ``bigdl-<uid>`` in the system's directory for
 temporary files. Each process has a folder there (:func:`process_folder`), which contains its

@@ -120,7 +120,7 @@ def fresh_file_system(path: str) -> tuple[Any, str]:
 
 
 def find_directory(path: str) -> tuple[Any, str]:
-    """Return file system and inner path of a directory; raise if it is missing."""
+    """Return the file system of a directory and the path within it; raise if it is missing."""
     fs, inside = fresh_file_system(path)
     if not fs.isdir(inside):
         raise NotADirectoryError(f"There is no directory at {path!r}")
@@ -309,7 +309,7 @@ def _free_space(path: str) -> str:
 
 @contextlib.contextmanager
 def writing(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise a UsageError with path, reason and remedy if the block cannot write.
+    """Raise a UsageError with the path, reason and remedy if the block cannot write.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ def _stop_openvino() -> None:
 
 
 def _always_declining(check: Callable[..., Any], declined: Any) -> Callable[..., Any]:
-    """Return a replacement of a consent `check` that always declines."""
+    """Return a consent check that always declines, to replace `check`."""
     if hasattr(check, "bigdl_original"):
         return check
 

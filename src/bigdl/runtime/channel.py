@@ -442,7 +442,7 @@ class AttemptChannel:
             self.delete(key)
 
     def push(self, queue: str, doc: object, data: bytes | None = None) -> None:
-        """Append a document to a queue that the driver reads with a :class:`QueueReader`."""
+        """Append JSON values and optional bytes to a queue that a :class:`QueueReader` reads."""
         index = self.count(f"{queue}#", 1) - 1
         if data is not None:
             self.put_bytes(f"{queue}@{index}/data", data)
@@ -465,7 +465,7 @@ class QueueReader:
         self._next = 0
 
     def take(self, *, final: bool = False) -> Iterator[tuple[dict[str, Any], bytes | None]]:
-        """Remove and yield the complete entries that have arrived, in order.
+        """Remove and yield the (JSON values, bytes) entries that have arrived completely, in order.
 
         With `final`, all writers have ended, and incomplete entries are skipped.
         """

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class PeerLost(Exception):
-    """Raised when a collective failed in this worker because another worker was lost.
+    """Raised when a collective operation failed in this worker because another worker was lost.
 
     This is a symptom: the engine reports the cause, which another worker or the cluster knows.
     """

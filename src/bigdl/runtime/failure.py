@@ -143,7 +143,7 @@ class FailurePolicy:
         *,
         only_if: Callable[[], bool] = lambda: True,
     ) -> T:
-        """Call a function; repeat it after a lost worker as often as the policy allows.
+        """Call a function, and call it again after a lost worker as often as the policy allows.
 
         Parameters
         ----------

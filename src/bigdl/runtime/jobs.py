@@ -82,7 +82,7 @@ def user_error(doc: dict[str, Any]) -> BigDLError:
 def worker_lost(
     unfinished: list[dict[str, Any]], reason: str, reason_of_several: str = ""
 ) -> WorkerLost:
-    """Return an error with the known lost workers and the reason of the loss."""
+    """Return a WorkerLost error that names the known lost workers and the reason of the loss."""
     if not unfinished:
         return WorkerLost(f"A worker was lost: {reason}")
     who = " and ".join(f"{w['rank']} (process {w['pid']} on {w['host']})" for w in unfinished[:3])
@@ -190,7 +190,7 @@ class AttemptMonitor:
             self._stop_others()
 
     def _stop_others(self) -> None:
-        """Stop workers that wait for a failed peer or compute without end."""
+        """Stop workers that still wait for a failed peer or compute after a grace period."""
         if self._failed_at is None and self._channel.count("failed"):
             self._failed_at = time.monotonic()
         if self._failed_at is None:
@@ -226,7 +226,7 @@ def disconnected(channel: AttemptChannel, world_size: int) -> list[int]:
 
 
 def unfinished(channel: AttemptChannel, world_size: int) -> list[dict[str, Any]]:
-    """Return rank, pid and host of the workers that started and did not leave."""
+    """Return the rank, pid and host of the workers that started and did not leave."""
     return workers_at(channel, [p for p in range(world_size) if not channel.has(f"left/{p}")])
 
 

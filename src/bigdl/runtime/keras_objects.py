@@ -113,13 +113,13 @@ class KerasArchive:
 
 
 def _file_of(value: Any) -> bytes:
-    """Return the bytes of a Keras object's file."""
+    """Save a Keras object in Keras' file format and return the bytes of the file."""
     return bytes(keras.layers.Layer.__reduce__(value)[1][0].getvalue())
 
 
 @dataclass(frozen=True)
 class KerasConfig:
-    """A Keras object without its weights.
+    """Picklable configuration of a Keras object, without its weights.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ def _json_of(value: Any) -> str:
 
 
 def reduce_keras_object(value: Any) -> Any:
-    """Return the pickle reduction of a Keras object or ``tf.function``; else NotImplemented.
+    """Return the pickle reduction of a Keras object or ``tf.function``, or NotImplemented.
 
     The receiver traces a ``tf.function`` again, without XLA, which cannot call Python.
     """
@@ -191,7 +191,7 @@ def _is_of_library(value: object) -> bool:
 
 
 class _NameRecorder(dict[str, Any]):
-    """Replacement of Keras' table of registered names that names every object in one thread.
+    """Replacement for Keras' name registry that gives all objects unique names in one thread.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ class _NameRecorder(dict[str, Any]):
 
 
 def _serialize(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the output of a Keras writer for an object, and the named objects."""
+    """Save an object with a function of Keras; return its output and the objects that it names."""
     attributes = {id(layer): _LayerAttributes.of(layer) for layer in _without_config(value)}
     registration: Any = importlib.import_module("keras.src.saving.object_registration")
     with _lock, contextlib.ExitStack() as stack:
@@ -256,7 +256,7 @@ def _serialize(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, 
 
 @contextlib.contextmanager
 def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Make Keras resolve the names of a configuration to given objects within the block."""
+    """Make Keras resolve names in a configuration to the given objects within the block."""
 
     def load(code: Any, defaults: Any = None, closure: Any = None, globs: Any = None) -> Any:
         return objects[code[0] if isinstance(code, list | tuple) else code]
@@ -356,10 +356,10 @@ def _has_no_config(layer: object) -> bool:
 
 
 class _Makers(list[Any]):
-    """List of pickled layers that replaces their class when Keras reads a configuration."""
+    """Pickled layers of one class; Keras calls their ``from_config`` instead of the class's."""
 
     def from_config(self, config: Mapping[str, int]) -> Any:
-        """Build the layer with the number in `config`."""
+        """Rebuild the layer whose list index is in `config`."""
         return self[config["number"]].made()
 
 
@@ -565,10 +565,10 @@ def _writable_compile_config(value: Any, names: _NameRecorder) -> Iterator[None]
 
 
 def _named_placeholder(name: str) -> Any:
-    """Return a placeholder function that Keras writes by this name."""
+    """Return a placeholder function that Keras saves as `name`."""
 
     def token() -> None:
-        """Represent a callable by its name only."""
+        """Do nothing; Keras saves only the name of this function."""
 
     token.__name__ = token.__qualname__ = name
     token.__module__ = "keras"  # Keras then writes the name unchanged

@@ -441,7 +441,7 @@ class KeyValueServer:
             self._unauthenticated.pop(writer, None)
 
     def _displace(self) -> None:
-        """Close the oldest unauthenticated connection of the host with the most of them.
+        """Close the oldest unauthenticated connection of the host that opened the most of them.
 
         A worker of this job authenticates at once, so it is rarely the oldest. A displaced worker
         retries.
@@ -493,7 +493,7 @@ class KeyValueServer:
     async def _answer(
         self, verb: str, arguments: list[Any], body: bytes
     ) -> tuple[Any, bytes] | None:
-        """Execute a request and return head and body of the answer, or None."""
+        """Execute a request and return the head and body of the answer, or None."""
         store = self._store
         match verb, arguments:
             case "post", [str(key)]:

@@ -126,12 +126,12 @@ class LocalMachine:
 
     @property
     def cores_per_node(self) -> int:
-        """Threads of a single worker: the physical cores that this process can use."""
+        """Number of threads of a single worker: the physical cores that this process can use."""
         return cpu_slots(1)[0].threads
 
     @property
     def threads_per_task(self) -> int:
-        """Threads of a process that predicts."""
+        """Number of threads of each prediction process."""
         return max(1, self.cores_per_node // self._workers)
 
     def slots(self) -> int:
@@ -309,7 +309,7 @@ class InProcessJob(Job):
 
 
 class InProcessConnection(ChannelConnection):
-    """Driver connection that delivers progress and messages at once."""
+    """Driver connection of an in-process worker; it delivers progress and messages immediately."""
 
     def __init__(self, channel: AttemptChannel, poll: Callable[[], None]):
         super().__init__(channel)

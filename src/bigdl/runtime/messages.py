@@ -59,7 +59,7 @@ class PickledMessage:
 
 
 def encode(value: Any) -> PickledMessage:
-    """Pickle an object to a message.
+    """Pickle an object into a message.
 
     ``cloudpickle`` pickles lambdas, closures and classes of a script. A tensor keeps its memory
     format and loses its gradient.
@@ -89,7 +89,7 @@ def encode(value: Any) -> PickledMessage:
 
 
 def encoded(value: Any, what: str) -> PickledMessage:
-    """Pickle an object to a message; on failure, raise a UsageError that calls it `what`."""
+    """Pickle an object into a message; on failure, raise a UsageError that calls it `what`."""
     try:
         return encode(value)
     except Exception as error:

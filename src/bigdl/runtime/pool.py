@@ -104,7 +104,7 @@ class PoolWorker(WorkerProcess):
 
 
 class WorkerManager:
-    """The worker processes of a pool, which it starts and replaces.
+    """Manager that starts and replaces the worker processes of a pool.
 
     Attributes
     ----------

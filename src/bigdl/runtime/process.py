@@ -169,7 +169,7 @@ class WorkerProcess:
             self.start_call(make)
 
     def call(self, message: PickledMessage) -> None:
-        """Send the argument of a call; raise ConnectionError if the worker has ended."""
+        """Call the function with a pickled argument; raise ConnectionError if the worker ended."""
         self.pending += 1
         send(self.connection, message)
 
@@ -204,7 +204,7 @@ class WorkerProcess:
         return self.opened(self.answer())
 
     def has_ended(self) -> bool:
-        """Return True if the process has ended, and then kill its children."""
+        """Return True if the process has ended; if so, kill its remaining children."""
         if self.process.poll() is None:
             return False
         if not self._children_ended:  # later another process may have its id

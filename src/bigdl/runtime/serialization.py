@@ -153,7 +153,7 @@ def _parts(value: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 class SafePickle:
-    """``pickle`` that verifies data before unpickling it.
+    """Variant of ``pickle`` that verifies data before unpickling it.
 
     Without a digest it reads plain data only: numbers, str, bytes, None, lists, tuples, dicts,
     sets, dates and numpy arrays of them.

@@ -200,7 +200,7 @@ def match(views: list[list[int]], wanted: Sequence[int]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The description of a job for its tasks, the same for all attempts that read the input.
+    """Description of a job that its tasks receive, equal for all attempts that read the input.
 
     Attributes
     ----------
@@ -265,7 +265,7 @@ class TaskSpec:
 def execute(
     spec: TaskSpec, attempt: int, batches: Iterator[pa.RecordBatch], task_index: int, local_dir: str
 ) -> tuple[int, str, str]:
-    """Run one task of a job and return rank, outcome and detail.
+    """Run one task of a job and return its rank, the outcome and a detail text.
 
     Parameters
     ----------
@@ -338,7 +338,7 @@ def task_environment(spec: TaskSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exits_as_errors() -> Iterator[None]:
-    """Make ``os._exit`` raise SystemExit in this thread: it does not count as a lost worker."""
+    """Make ``os._exit`` raise SystemExit in this thread, so that it is not a lost worker."""
     here, leave = (os.getpid(), threading.get_ident()), os._exit
 
     def raise_here(status: int) -> NoReturn:
@@ -463,7 +463,7 @@ class Task:
                 time.sleep(0.05)
 
     def _fail(self, error: BaseException) -> None:
-        """Report an error and then release the peers.
+        """Report an error to the driver, then run the clean-up that releases waiting peers.
 
         The driver kills workers that hang. The clean-up of gloo can end the process during a
         running collective, so the report comes first.

@@ -40,7 +40,7 @@ program = lambda worker: helper(worker)
 
 
 class EngineContract:
-    """Contract tests of an Engine; name a subclass ``Test...`` for pytest.
+    """Contract tests of an Engine; pytest runs the subclasses named ``Test...``.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class EngineContract:
         assert self.engine().run(program, feed) == expected
 
     def test_the_threads_of_a_worker_are_its_share_of_the_cores(self) -> None:
-        """Check that two workers on one node have half of its cores each."""
+        """Check that two workers on one node each get half of its cores."""
 
         def program(worker: Worker) -> list[int]:
             import torch
@@ -111,7 +111,7 @@ class EngineContract:
         assert engine.run(program, num_workers=2) == [[half, half]] * 2
 
     def test_programs_of_several_threads_of_the_driver(self) -> None:
-        """Check that concurrent jobs of several threads return their results."""
+        """Check that jobs that several threads run concurrently return their results."""
         engine = self.engine()
         results: dict[int, list[object]] = {}
 

@@ -33,7 +33,7 @@ def _rows_of(arrays: Sequence[npt.NDArray[Any]]) -> list[tuple[float, ...]]:
 
 
 class FeedContract:
-    """Contract tests of a Feed whose workers spool rows; name a subclass ``Test...`` for pytest.
+    """Contract tests of a Feed whose workers spool rows; pytest runs subclasses named ``Test...``.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class FeedContract:
             assert sorted(rows) == wanted, f"{workers} workers"
 
     def test_equal_input_gives_an_equal_order(self) -> None:
-        """Check that two jobs with equal workers get equal rows in equal order."""
+        """Check that two jobs with equal numbers of workers get the same rows in the same order."""
 
         def program(worker: Worker) -> list[object]:
             return [worker.shard.rows, worker.shard.fingerprint]

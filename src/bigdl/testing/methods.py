@@ -39,7 +39,7 @@ def _results(model: _Model, inputs: Sequence[object]) -> npt.NDArray[np.float64]
 
 
 def _weights(model: _Model) -> list[tuple[object, tuple[int, ...], npt.NDArray[np.generic]]]:
-    """Return dtype, strides and a copy of each array of a model."""
+    """Return the dtype, the strides and a copy of each array of a model."""
     if _is_torch(model):
         states = model.state_dict().values()  # type: ignore[attr-defined]
         return [(each.dtype, each.stride(), each.double().numpy().copy()) for each in states]
@@ -47,7 +47,7 @@ def _weights(model: _Model) -> list[tuple[object, tuple[int, ...], npt.NDArray[n
 
 
 class AccelerationMethodContract:
-    """Contract tests of an acceleration method; name a subclass ``Test...`` for pytest.
+    """Contract tests of an acceleration method; pytest runs the subclasses named ``Test...``.
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ def _tensors(state: TorchMetric) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class MetricContract:
-    """Contract tests of a metric; name a subclass ``Test...`` for pytest.
+    """Contract tests of a metric; pytest runs the subclasses named ``Test...``.
 
     Attributes
     ----------
@@ -58,13 +58,13 @@ class MetricContract:
     has_plain_states: bool = True
 
     def inputs(self, generator: torch.Generator, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return random predictions and targets of `rows` rows, drawn by a generator."""
+        """Draw random predictions and targets of `rows` rows from a random generator."""
         raise NotImplementedError(f"{type(self).__name__} needs a method inputs(generator, rows)")
 
     def expected(
         self, preds: npt.NDArray[np.generic], targets: npt.NDArray[np.generic]
     ) -> float | None:
-        """Return the metric by an independent implementation, or None if there is none."""
+        """Compute the metric with an independent implementation; return None if there is none."""
         return None
 
     def _state(self) -> TorchMetric:

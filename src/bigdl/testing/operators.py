@@ -153,7 +153,7 @@ def _written(folder: Path, table: pa.Table) -> str:
 
 
 class OperatorContract:
-    """Contract tests of operators; name a subclass ``Test...`` for pytest.
+    """Contract tests of operators; pytest runs the subclasses named ``Test...``.
 
     Attributes
     ----------

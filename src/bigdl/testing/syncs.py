@@ -1,4 +1,4 @@
-"""Contract tests of gradient syncs."""
+"""Contract tests of GradientSync subclasses, which all-reduce gradients among workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parameters_with(
 
 
 class GradientSyncContract:
-    """Contract tests of a GradientSync; name a subclass ``Test...`` for pytest.
+    """Contract tests of a GradientSync; pytest runs the subclasses named ``Test...``.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class GradientSyncContract:
     sync: type[GradientSync]
 
     def run(self, program: Callable[[Worker], bytes], size: int) -> list[bytes]:
-        """Run a program on `size` workers, by default local processes."""
+        """Run a program on `size` workers, by default in local processes."""
         return LocalEngine(workers_per_node=size).run(program, num_workers=size)
 
     def together(self, use: Callable[[GradientSync], T], size: int = 3) -> list[T]:
@@ -207,7 +207,7 @@ class GradientSyncContract:
         assert self.together(use) == [[[1.0, 1.0], [3.0, 3.0]]] * 3
 
     def test_a_peer_that_leaves_is_noticed(self) -> None:
-        """Check that a collective raises PeerLost if a rank has left."""
+        """Check that a collective operation raises PeerLost if a rank has left."""
 
         def use(sync: GradientSync) -> str:
             if sync.rank:
@@ -241,7 +241,7 @@ class GradientSyncContract:
             assert sums == [[float(size)] * 5] * size
 
     def test_one_worker_needs_no_group(self) -> None:
-        """Check that all collectives of a single worker work without a process group."""
+        """Check that all collective operations of a single worker work without a process group."""
 
         def use(sync: GradientSync) -> list[object]:
             import torch.distributed as dist

@@ -144,7 +144,7 @@ def _recorded(objective: Objective, trial: Trial) -> float | Sequence[float]:
 
 
 class TrialPool:
-    """Pool of trial processes, callable as an objective that runs in one of them.
+    """Pool of processes; called as an objective, it runs the trial in a free process.
 
     Parameters
     ----------
@@ -273,7 +273,7 @@ class _SearchInterrupted(KeyboardInterrupt):
 
 
 class _TrialProcess:
-    """Callable that runs trials by number in a process of the pool."""
+    """Callable in a process of the pool that runs the study's trial with a given number."""
 
     def __init__(self, study: Study, objective: Objective):
         study.sampler.reseed_rng()  # all processes received the same random state

@@ -51,7 +51,7 @@ class Lazy(ABC):
 
     @abstractmethod
     def visit(self, naming: Naming, name: str) -> None:
-        """Register the domains in this object; `name` is its path."""
+        """Register the domains in this object with `naming`; `name` is the object's path."""
 
     @abstractmethod
     def resolve(self, assignment: Assignment) -> Any:
@@ -108,7 +108,7 @@ class Naming:
         self.conditions[free] = tuple(self._within)
 
     def visit_categories(self, domain: Domain, categories: Sequence[Any], name: str) -> None:
-        """Register the domains in a domain's categories, each conditional on its category."""
+        """Register the domains inside a domain's categories, each conditional on its category."""
         for index, category in enumerate(categories):
             self._within.append((domain, index))
             visit(category, self, self.join(name, str(index)))
@@ -119,7 +119,7 @@ class Naming:
         return self._names[id(domain)]
 
     def join(self, name: str, part: str) -> str:
-        """Join the name of an object and of its part."""
+        """Join the path of a container and the name of one of its items with the separator."""
         return f"{name}{self._separator}{part}" if name else part
 
     def is_new(self, lazy: Lazy) -> bool:
@@ -225,7 +225,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _opaque_parts(value: Any) -> Iterator[Any]:
-    """Yield the contents of an object that :func:`_parts` does not cover."""
+    """Yield the contents of a container that :func:`_parts` skips, such as a set or a dataclass."""
     if type(value) in (dict, list, tuple):
         return
     if isinstance(value, functools.partial):
@@ -239,7 +239,7 @@ def _opaque_parts(value: Any) -> Iterator[Any]:
 
 
 def _map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to the parts of a container and return a new container."""
+    """Apply a function to the items of a dict, list or tuple and return a new container."""
     if type(value) is dict:
         return {name: function(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):
@@ -272,7 +272,7 @@ class Domain(Lazy):
 
     @abstractmethod
     def value(self, parameter: Any) -> Any:
-        """Return the value that a parameter represents."""
+        """Convert the value of an Optuna parameter to the value that it represents."""
 
     def visit(self, naming: Naming, name: str) -> None:
         naming.add(self, name)
@@ -425,7 +425,7 @@ class GridSearch(Choice):
 
 
 class Subset(Domain):
-    """Random subset of categories in their original order, by random weights."""
+    """Random subset of categories in their original order; random weights select them."""
 
     def __init__(self, categories: Sequence[Any], min_items: int, max_items: int):
         self.categories = _checked_list("categories", categories)
@@ -492,7 +492,7 @@ class SampleFrom(Lazy):
         return f"sample_from({getattr(self.func, '__name__', 'function')})"
 
     def visit(self, naming: Naming, name: str) -> None:
-        """Store the name for messages; the value has no domain."""
+        """Store `name` for error messages; there is no domain to register."""
         self.name = name
 
     def resolve(self, assignment: Assignment) -> Any:
@@ -640,7 +640,7 @@ class SearchSpace:
         }
 
     def grid_point(self, number: int) -> dict[str, Any]:
-        """Return the grid parameters of a trial."""
+        """Return the grid parameters of the trial with this number."""
         point = self._grid_points[number % self.grid_size]
         return dict(zip(self.grids, point, strict=True))
 
@@ -652,7 +652,7 @@ class SearchSpace:
     def resolve(
         self, source: BaseTrial | Mapping[str, Any], seed: int, number: int
     ) -> dict[str, Any]:
-        """Return the configuration of a trial or of named parameters.
+        """Return the configuration for a trial, or for a mapping of parameter names to values.
 
         ``random`` and ``numpy.random`` are seeded by (seed, number) for functions of
         ``hp.sample_from``, so that their values are reproducible.
@@ -668,7 +668,7 @@ class SearchSpace:
             )
 
     def json_values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of parameters by domain path, as JSON-able values."""
+        """Return the JSON-able value of each domain whose parameters are given, by domain path."""
         values = {}
         assignment = Assignment(self._naming, parameters)
         for path, domain in self.domains.items():
@@ -751,7 +751,7 @@ class _CircularDependency(UsageError):
 
 
 class _ConfigView(Mapping[str, Any]):
-    """Lazy view of a trial's values by key and as attributes."""
+    """Lazy view of a trial's values, which are read by key or as attributes."""
 
     def __init__(self, space: dict[str, Any], assignment: Assignment):
         self._space, self._assignment = space, assignment

@@ -388,7 +388,7 @@ def _only_study(storage: BaseStorage) -> str | None:
 
 
 def record_process(of: Trial | Study) -> None:
-    """Record this process as the runner of a trial, or of a study's search.
+    """Record in a trial or in a study that this process runs it.
 
     The record in the study covers trials that ended before they could record their process.
     """

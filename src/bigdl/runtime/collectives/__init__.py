@@ -1,1 +1,1 @@
-"""Collectives among the workers of a job."""
+"""Collective operations among the workers of a job."""

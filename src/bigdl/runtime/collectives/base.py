@@ -1,4 +1,4 @@
-"""Collectives among the workers of a job, mainly the all-reduce of gradients.
+"""Collective operations among the workers of a job, mainly the all-reduce of gradients.
 
 A **GradientSync** belongs to one program in one worker.  The training loop calls
 :meth:`~GradientSync.start` once, :meth:`~GradientSync.broadcast` for the initial state,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class GradientSync(ABC):
-    """Base class of collectives among workers, which all-reduces gradients.
+    """Base class for collective operations among workers, mainly the all-reduce of gradients.
 
     See the module for the order of calls.
 
@@ -122,7 +122,7 @@ class GradientSync(ABC):
         )
 
     def use_device(self, device: torch.device, *, is_alone: bool) -> None:  # noqa: B027 - optional
-        """Prepare collectives for tensors on a GPU; call it on all ranks after :meth:`start`.
+        """Prepare collective operations on GPU tensors; call it on all ranks after :meth:`start`.
 
         Parameters
         ----------
@@ -292,7 +292,7 @@ class GradientSync(ABC):
         return wait
 
     def _reduce_sparse(self, parameters: Sequence[torch.nn.Parameter], weight: float) -> None:
-        """All-reduce possibly sparse gradients after the ranks have agreed on their layout."""
+        """All-reduce gradients; the ranks first agree for each whether it is sparse or dense."""
         layouts = [gradient_layout(p.grad) if weight else NONE for p in parameters]
         for parameter, of_ranks in zip(
             parameters, zip(*self.all_gather(layouts), strict=True), strict=True
@@ -311,7 +311,7 @@ class GradientSync(ABC):
 
 @contextlib.contextmanager
 def as_peer_lost() -> Iterator[None]:
-    """Convert a RuntimeError of a library's collective to PeerLost.
+    """Convert a RuntimeError of a library's collective operation in the block to PeerLost.
 
     Put nothing else in the block: errors of BigDL or of the model would be retried.
     """

@@ -281,7 +281,7 @@ def sum_with_buffers(
 def _start_sums(
     arrays: Sequence[npt.NDArray[Any]], weight: float, make_buffer: Callable[..., SumBuffer]
 ) -> tuple[list[npt.NDArray[Any]], list[Callable[[], None]]]:
-    """Start the sums; return views of the results, and the wait functions in calling order."""
+    """Start the weighted sums; return views of them and functions that wait, in calling order."""
     import numpy as np
     import torch
 
@@ -329,7 +329,7 @@ def gradient_layout(gradient: torch.Tensor | None) -> int:
 
 
 def scaled_gradient(parameter: torch.nn.Parameter, weight: float, *, dense: bool) -> torch.Tensor:
-    """Return `weight` times a parameter's gradient in the agreed layout."""
+    """Return `weight` times a parameter's gradient as a dense or a sparse tensor."""
     import torch
 
     gradient = parameter.grad if weight else None

@@ -37,7 +37,7 @@ def factors(number: int) -> list[int]:
 
 
 def tree_sum(values: Sequence[Number]) -> Number:
-    """Return the sum of the ranks' values in the order of :class:`HalvingDoubling`."""
+    """Add the ranks' values in the same order as :class:`HalvingDoubling`."""
     for factor in factors(len(values)):
         values = [_sum(values[i : i + factor]) for i in range(0, len(values), factor)]
     return values[0]
@@ -143,7 +143,7 @@ class HalvingDoubling:
             self._exchange(dict.fromkeys(pieces, local), pieces, tag)
 
     def barrier(self, ranks: Sequence[int], turn: int = _AT_ONCE) -> None:
-        """Wait until all given ranks have called this; a barrier of a subgroup."""
+        """Wait until all given ranks, a subgroup of the workers, have called this method."""
         import torch
 
         others, token = [r for r in ranks if r != self._rank], torch.zeros(1, dtype=torch.uint8)

@@ -63,7 +63,7 @@ def require_horovod() -> ModuleType:
 
 
 class HorovodSync(GradientSync):
-    """Collectives of Horovod; GPU tensors are copied through host memory.
+    """Collective operations of Horovod; GPU tensors are copied through host memory.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def _copy_back(tensor: torch.Tensor, carrier: torch.Tensor) -> None:
 
 
 class Slot(NamedTuple):
-    """Ranks of one worker and the sizes of its groups, as Horovod defines them.
+    """Horovod's slot of a worker: its global, local and cross ranks, and the sizes of these groups.
 
     Attributes
     ----------
@@ -234,7 +234,7 @@ class Slot(NamedTuple):
 
 
 def slots_of(hosts: Sequence[str]) -> list[Slot]:
-    """Return the slots of workers, where rank r runs on ``hosts[r]``."""
+    """Return one Horovod slot per worker; the worker of rank r runs on ``hosts[r]``."""
     local_ranks = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
     return [
         Slot(

@@ -142,7 +142,7 @@ def map_peer_memory(neighbours: Mapping[int, int], rank: int, fd: int) -> np.nda
 
 
 class HostExchange:
-    """Exchange of messages between workers on one host without a copy by the receiver.
+    """Message exchange through shared memory on one host, which the receiver reads without a copy.
 
     Every worker writes to its memory, then all take part in a collective, and then each reads the
     messages of the others.
@@ -190,7 +190,7 @@ class HostExchange:
         return [(number, memory.fd, *span) for span in zip(starts, sizes, strict=False)]
 
     def _next_memory(self, size: int) -> tuple[int, SharedMemory]:
-        """Return the memory for the next write, and the number of the write that created it."""
+        """Return the memory for the next write and the number of the write that allocated it."""
         self._writes += 1
         turn = self._writes % 2
         if turn not in self._memories or len(self._memories[turn][1].array) < size:
@@ -296,7 +296,7 @@ class SharedBuffer(SumBuffer):
             local[block] = tree_sum([array[block] for array in self._arrays])
 
     def _copy_sums(self, bounds: Sequence[tuple[int, int]], out: Any) -> None:
-        """Copy the ranges that the local peers have summed."""
+        """Copy each range from the memory of the local peer that has summed it."""
         self._is_read = True
         target = self._arrays[self._index] if out is None else out.numpy()
         for (start, stop), array in zip(bounds, self._arrays, strict=True):
@@ -430,7 +430,7 @@ class BlockBuffer(SharedBuffer):
 
 
 def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
-    """Return the number of ranks per host that are summed first; call it on all ranks.
+    """Return how many ranks per host add up before hosts exchange sums; call it on all ranks.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ class RowTable(Protocol):
         ...
 
     def row_indices(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
-        """Return the row indices for the (request, is_training) pair of each rank."""
+        """Return the row indices that each rank's (request, is_training) pair asks for."""
         ...
 
     def end_step(self) -> None:
@@ -203,7 +203,7 @@ def _sort_with_indices(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def _expand_function() -> Any:
-    """Return the autograd function of :meth:`Distinct.expand`; imports torch."""
+    """Return the autograd function that :meth:`Distinct.expand` applies; import torch for it."""
     import torch
 
     class ExpandRows(torch.autograd.Function):
@@ -232,7 +232,7 @@ def _expand_function() -> Any:
 
 
 class RowExchange:
-    """Collective lookups and gradient updates for the sharded tables of a model.
+    """Collective row lookups and gradient exchange for a model's sharded embedding tables.
 
     Parameters
     ----------
@@ -363,7 +363,7 @@ class RowExchange:
         return 0 if table == _NOTHING else self._tables[table].weight.shape[1]
 
     def send_gradients(self, weight: float) -> None:
-        """Set every slice's gradient to the sum over ranks of ``weight * gradient``.
+        """Set the gradient of each table's local rows to the sum of the ranks' weighted gradients.
 
         The sum is over all rounds since the last call.  As in
         :meth:`~bigdl.runtime.collectives.base.GradientSync.all_reduce_gradients` a table without a
@@ -404,7 +404,7 @@ class RowExchange:
 
 
 def _concatenate(pieces: Sequence[Any]) -> Any:
-    """Concatenate tensors; return a single one without a copy."""
+    """Concatenate tensors; if there is only one, return it without a copy."""
     import torch
 
     return torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TorchDistributedSync(GradientSync):
-    """Collectives of a ``torch.distributed`` group: gloo, or nccl for one GPU per worker.
+    """Collective operations of ``torch.distributed``: gloo, or nccl for one GPU per worker.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class TorchDistributedSync(GradientSync):
         self.sums_in_tree = True
 
     def use_device(self, device: torch.device, *, is_alone: bool) -> None:
-        """Use a GPU for further collectives; call it on all ranks.
+        """Use a GPU for all further collective operations; call it on all ranks.
 
         Parameters
         ----------

@@ -89,7 +89,7 @@ class TunnelEnd(asyncio.Protocol):
 
 
 class _TunnelExit(TunnelEnd):
-    """End of a tunnel at the target worker; its first bytes name the port of gloo."""
+    """End of a tunnel at the target worker; the first bytes that it receives name gloo's port."""
 
     def __init__(self, tunnels: Tunnels):
         super().__init__()
@@ -108,7 +108,7 @@ class _TunnelExit(TunnelEnd):
 
 
 class _TunnelEntrance(TunnelEnd):
-    """Start of a tunnel, to which the local gloo connects."""
+    """Start of a tunnel, to which gloo in this worker connects."""
 
     def __init__(self, tunnels: Tunnels, host: str, port: int, target_port: int):
         super().__init__()

@@ -143,13 +143,13 @@ class Feed(ABC):
         return self
 
     def check(self) -> None:  # noqa: B027 - most are checked on creation
-        """Raise a UsageError if the driver can see rows that fit and evaluate cannot use."""
+        """Raise a UsageError if the driver detects rows that fit and evaluate cannot use."""
 
     def check_local(self) -> None:  # noqa: B027 - most inputs can be read anywhere
         """Raise a UsageError if processes without Spark and Ray cannot read the input."""
 
     def follow(self, inputs: list[Any] | None) -> None:  # noqa: B027 - the workers cast what they read
-        """Convert features directly to the dtypes of the fitted model, without rounding first.
+        """Have workers cast features directly to the model's input dtypes, without rounding first.
 
         Parameters
         ----------

@@ -123,7 +123,7 @@ class Window:
 
 
 class TableOrder:
-    """Row order of an epoch that equals the order of the table.
+    """Unshuffled row order of an epoch, equal to the order of the table.
 
     Parameters
     ----------

@@ -337,7 +337,7 @@ def _allow_files(more: int) -> None:
 
 
 def _width(leaf: ArraySpec) -> int:
-    """Return the number of bytes of one row of an array."""
+    """Return the number of bytes of one row of an array with these specs."""
     return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
 
 
@@ -349,7 +349,7 @@ def _private(path: str, flags: int) -> int:
 def _rewrite(
     path: str, leaf: ArraySpec, chunks: list[tuple[int, int, int, int]], stored: list[ArraySpec]
 ) -> None:
-    """Sort the chunks of a file and convert their values to the dtype of a leaf."""
+    """Sort the chunks of an array file and convert their values to the dtype of its final spec."""
     sizes = [chunk[2] * _width(each) for chunk, each in zip(chunks, stored, strict=True)]
     offsets = np.cumsum([0, *sizes])
     with open(path, "rb") as source, open(path + ".new", "wb", opener=_private) as target:
@@ -421,7 +421,7 @@ LOADER_FILE = "loader.pkl"
 
 
 class Shard:
-    """The rows of one worker.
+    """The rows of one worker, as arrays in memory-mapped files.
 
     Parameters
     ----------

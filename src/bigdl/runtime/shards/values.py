@@ -37,7 +37,7 @@ Column = tuple[str, str | None, np.ndarray]  # name, key of a dict, values
 
 
 def structured_columns(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the feature columns and the target columns of structured data."""
+    """Return the feature names ``x[i]`` and the target names ``y[i]`` in `names`, sorted by i."""
     matches = [m for name in names if (m := _ROLE.fullmatch(name))]
     matches.sort(key=lambda m: int(m["index"]))
     x, y = ([m[0] for m in matches if m["role"] == role] for role in "xy")
@@ -144,7 +144,7 @@ def _named(data: Any, names: Sequence[str]) -> list[tuple[str, str | None, Any]]
 
 
 def _structured(data: Any, with_labels: bool) -> list[tuple[str, str | None, Any]]:
-    """Return the arrays of structured data as (name, key, values)."""
+    """Return the arrays of tuples, lists and dicts ``{"x", "y"}`` as (name, dict key, values)."""
     x, y = data, None
     if isinstance(data, dict):
         if "x" not in data:
@@ -269,7 +269,7 @@ def _with_nan(values: Any) -> Any:
 
 
 def _stack_cells(cells: Any, name: str) -> npt.NDArray[Any]:
-    """Stack the arrays in the cells of a column to one array."""
+    """Stack the arrays in the cells of a column into one array."""
     cells = cells.reshape(-1) if cells.ndim == 1 else list(cells)
     arrays = []
     for cell in cells:
@@ -300,7 +300,7 @@ def _stack_cells(cells: Any, name: str) -> npt.NDArray[Any]:
 
 
 def grouped(columns: Sequence[Column]) -> tuple[list[ArraySpec], list[np.ndarray]]:
-    """Group columns to a shard's arrays: scalar columns of one dtype become one matrix."""
+    """Group columns into a shard's arrays: scalar columns of one dtype become one matrix."""
     alike: dict[Any, list[Column]] = {}
     for i, (name, key, values) in enumerate(columns):
         scalar = values.ndim == 1 and key is None and values.dtype.kind != TEXT
@@ -351,7 +351,7 @@ def split_evenly(rows: int, parts: int) -> list[tuple[int, int]]:
 
 
 def join_shards(parts: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
-    """Join the arrays of several containers, by default with :func:`numpy.concatenate`."""
+    """Join the arrays of equally structured containers, by default by numpy.concatenate."""
     join = join or np.concatenate
     first = parts[0]
     if isinstance(first, dict):
