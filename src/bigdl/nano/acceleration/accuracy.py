@@ -259,7 +259,7 @@ def keep_accuracy(
     best = _ScoredModel(None, -math.inf if goal.higher_is_better else math.inf, 0)
 
     def may_go_on() -> bool:
-        """Return True if the limits allow building another model."""
+        """Return True if the limits on time and trials allow building another model."""
         return time.monotonic() < end and (not goal.max_trials or count < goal.max_trials)
 
     def meets(excluded: tuple[str, ...]) -> bool:

@@ -264,7 +264,7 @@ class Method(abc.ABC, Generic[SourceT]):
         return self.precision
 
     def get_accelerator(self) -> str | None:
-        """Return the runtime of the method; None for the framework."""
+        """Return the name of the method's runtime; None if the framework itself runs the model."""
         return self.accelerator
 
     def missing(self) -> str | None:
@@ -635,7 +635,7 @@ def _of_variant(framework: str, accelerator: str | None, choice: MethodChoice) -
 
 
 def _with_flags(candidates: list[Method], choice: MethodChoice) -> Method:
-    """Return the candidate that matches the flags, or the first candidate, which rejects them."""
+    """Return the method with the `use_ipex` and `channels_last` flags, or else the first method."""
     flags = bool(choice.use_ipex), bool(choice.channels_last)
     fitting = (each for each in candidates if (each.ipex, each.channels_last) == flags)
     return next(fitting, candidates[0])

@@ -206,7 +206,7 @@ def save(model, path: Path) -> None:
 
 
 def _graph_of(path: Path):
-    """Return the graph in a file without loading external weights."""
+    """Read the graph of an ONNX file without its external weights."""
     return onnx.load(path, load_external_data=False).graph
 
 
@@ -391,7 +391,7 @@ def quantize_with_nncf(graph: FloatGraph, target: Path, excluded: Collection[str
 
 
 def _changed(source, quantized) -> list:
-    """Return the computing nodes that a quantized graph lacks or feeds with quantized inputs."""
+    """Return the nodes of `source` that were removed or get quantized inputs in `quantized`."""
     restored = {
         name
         for node in quantized.node
@@ -405,7 +405,7 @@ def _changed(source, quantized) -> list:
 
 
 def _tensors(path: Path, feed, watched: Collection[str]) -> dict[str, np.ndarray]:
-    """Return the values of inner tensors that a graph computes, by name."""
+    """Run a graph on the inputs `feed`; return the values of the `watched` tensors by name."""
     model = onnx.load(path)
     made = {name for node in model.graph.node for name in node.output}
     names = sorted(made.intersection(watched))

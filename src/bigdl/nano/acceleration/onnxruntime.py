@@ -138,7 +138,7 @@ class OnnxNetwork:
         return [port.name for port in self.session.get_outputs()]
 
     def forbid_negative(self, positions: Iterable[int]) -> None:
-        """Reject negative integers in these inputs from now on, and record that in the file.
+        """Make later calls reject negative integers in these inputs; record it in the ONNX file.
 
         ONNX counts a negative index from the end; the original framework may reject it.
         """
@@ -196,7 +196,7 @@ class OnnxNetwork:
             raise runtime_error(error) from error
 
     def _run_with_bfloat16(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Run the session with conversion between its bfloat16 and NumPy's float32."""
+        """Run the session; convert between its bfloat16 tensors and NumPy's float32 arrays."""
         ort = require("onnxruntime", "nano")
         types = {port.name: port.type for port in self.session.get_inputs()}
         values = {
@@ -392,14 +392,14 @@ class OnnxRuntimeMethod(Method[ModelSource]):
         return self.model_of(*self.exported(source, options), source, options)
 
     def exported(self, source: ModelSource, options: BuildOptions) -> tuple[OnnxFile, list[str]]:
-        """Export a source's model; return the ONNX file and the input names."""
+        """Export the model of a source to ONNX; return the file and the input names."""
         file = OnnxFile()
         return file, self.export(source, str(file.path), options)
 
     def model_of(
         self, file: OnnxFile, names: list[str], source: ModelSource, options: BuildOptions
     ) -> Any:
-        """Build the accelerated model of an exported ONNX file."""
+        """Build the accelerated model that runs an exported ONNX file."""
         network = OnnxNetwork(
             file,
             names,

@@ -227,11 +227,11 @@ class SavedModel:
 
     @property
     def forward_args(self) -> list[str]:
-        """Names of the inputs."""
+        """Names of the model's inputs."""
         return list(self.nano_inputs.names)
 
     def nano_describe(self) -> dict[str, Any]:
-        """Return the metadata of the wrapper for a saved directory."""
+        """Return the model's metadata for its saved directory: signature, method and threads."""
         return {
             "inputs": self.nano_inputs.to_json(),
             "outputs": self.nano_outputs.to_json(),

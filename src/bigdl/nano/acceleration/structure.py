@@ -410,7 +410,7 @@ def rows_of(batch: Any) -> int:
 
 
 def read(data: Iterable[BatchT], name: str = "The data") -> Iterator[BatchT]:
-    """Yield the elements of the user's data.
+    """Yield the elements of the user's data; raise UsageError if one cannot be read.
 
     Raises
     ------

@@ -57,7 +57,7 @@ class InductorAutotuner:
 
     @property
     def phase(self) -> str:
-        """Phase under which the duration of the next step is recorded."""
+        """Phase of the next training step, under whose name its duration is recorded."""
         if not self._replaced.active:
             return AS_WRITTEN
         compiled = self._rates.steps(COMPILING) >= _COMPILING

@@ -1,4 +1,4 @@
-"""Patches that run unmodified programs with Nano, or without a GPU.
+"""Patches of other libraries that let unmodified programs use Nano or run without a GPU.
 
 :func:`patch_torch` replaces Lightning's Trainer and torchvision's transforms and datasets by
 Nano's; :func:`patch_cuda` runs code for CUDA on the CPU; :func:`patch_dtype` replaces one

@@ -307,7 +307,7 @@ class _EpochMetrics(Callback):
             self._close_epoch(trainer)
 
     def report(self, trial: Trial) -> None:
-        """Report the first metric of all epochs to a trial."""
+        """Report the first metric's value in each epoch to an Optuna trial."""
         for epoch, metrics in enumerate(self.history):
             trial.report(metrics[self._names[0]], epoch)
 
@@ -327,7 +327,7 @@ class _EpochMetrics(Callback):
 
 
 def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer arguments for the trainers of trials.
+    """Return the arguments for the trainers of trials, given those of the searching Trainer.
 
     Parameters
     ----------

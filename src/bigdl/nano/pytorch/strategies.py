@@ -218,7 +218,7 @@ class _FastStrategy(Strategy):
         rank_zero_info(line)
 
     def _update_settings(self) -> None:
-        """Replace the entries about training steps in the settings by the current report."""
+        """Update the phrases about training steps in the list of settings."""
         steps = cast("FastSteps", self.steps)
         others = self.settings[self._reported :]
         self.settings, self._reported = (*steps.report, *others), len(steps.report)

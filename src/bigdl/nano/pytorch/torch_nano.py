@@ -192,7 +192,7 @@ class TorchNano(ABC):
         *dataloaders: DataLoader,
         move_to_device: bool = True,
     ) -> tuple[Any, ...]:
-        """Prepare a model, its optimizers and its loaders for the loop.
+        """Prepare a model, its optimizers and its loaders for the training loop.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class TorchNano(ABC):
         replace_sampler: bool = True,
         move_to_device: bool = True,
     ) -> object:
-        """Prepare loaders; return a loader, or a list if there are several.
+        """Prepare loaders for the training loop; return one loader, or a list of several.
 
         A custom sampler is kept, and its batches are distributed to the processes.
         """
@@ -338,7 +338,7 @@ class TorchNano(ABC):
     def _run(
         self, rank: int, args: tuple, kwargs: dict[str, Any], process_report: Sequence[str] = ()
     ) -> object:
-        """Run the loop in this process."""
+        """Run the training loop in this process."""
         fabric = Fabric(**_fabric_arguments(self._options, self._fabric_keywords, rank))
         fabric._launched = True
         fabric.strategy.setup_environment()
@@ -357,7 +357,7 @@ class TorchNano(ABC):
     def _prepare(
         self, model: nn.Module, optimizers: list[Optimizer], move_to_device: bool
     ) -> tuple[nn.Module, list[Any]]:
-        """Prepare a model and its optimizers for the loop."""
+        """Prepare a model and its optimizers for the training loop."""
         fabric, options = self._running, self._options
         if not options.inductor:  # TorchInductor compiles the forward that this would replace
             add = functools.partial(TorchNano._add_setting, self)

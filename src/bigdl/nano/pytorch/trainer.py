@@ -221,7 +221,7 @@ class Trainer(pl.Trainer):
 
     @property
     def trial_class(self) -> type[Trainer]:
-        """Class of the trainers in a search."""
+        """Class of the trainers that train the trials of a search."""
         return Trainer
 
     @property

@@ -45,7 +45,7 @@ _BENCH, _STAGE, _LOG = "bench.pkl", "stage", "output.log"
 
 
 class TrialRunner:
-    """Runner of trials in a separate process, or in this process if the bench cannot be pickled.
+    """Executor that runs trials in another process, or in this one if pickling fails.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ _SELECTION = {
 
 
 class ModelData(Protocol):
-    """Protocol of a framework's dataclass with the data arguments of ``quantize``."""
+    """Protocol of a dataclass with the data arguments of ``quantize`` in one framework."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -330,7 +330,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
 
     @abc.abstractmethod
     def _original(self, trial: Trial) -> Model:
-        """Return the user's model in the state in which ``get_model`` returns it."""
+        """Return the user's model, prepared as ``get_model`` returns it, e.g. in eval mode."""
 
     def _searched(self, noun: str, caller: str) -> Results:
         if self._results is None:

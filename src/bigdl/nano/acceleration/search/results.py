@@ -199,7 +199,7 @@ class Results(UserDict[str, Trial]):
         return best, [name for name in others if not spreads[best].exceeds(spreads[name])]
 
     def _objective_of(self, trial: Trial) -> MedianInterval | None:
-        """Return a trial's value of the objective, or None; larger is better."""
+        """Return a trial's objective value (larger is better), or None if it was not measured."""
         if self.objective == "memory":
             return None if trial.memory is None else MedianInterval.of([-trial.memory])
         if self.objective == "throughput" and trial.points and self.original.points:
@@ -373,7 +373,7 @@ def _with_latencies(across: AxisScale, left: float, right: float, bottom: float)
 
 
 def _bounds(trials) -> list[float]:
-    """Return the ends of all latency intervals."""
+    """Return the low and high ends of the latency intervals of all trials."""
     return [value for trial in trials for value in _spread_of(trial)]
 
 
@@ -385,7 +385,7 @@ def _spread_of(trial) -> tuple[float, float]:
 
 
 def _ends(trial, across: AxisScale, y: float) -> list[tuple[float, float]]:
-    """Return the end points of a line for a trial's latency interval."""
+    """Return the chart points between which to draw a trial's latency interval."""
     return [(across(value), y) for value in _spread_of(trial)]
 
 
@@ -487,7 +487,7 @@ def _functions_in(member: Any) -> list[FunctionType]:
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code objects of a function and of its inner functions."""
+    """Yield a function's code object and those of its inner functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -103,7 +103,7 @@ def time_alone(model: Block, runs: int) -> Timing:
 
 
 def block(candidate: Candidate, batches: Sequence[ModelBatch]) -> Block:
-    """Return a function that times a block of calls, cycling through the batches."""
+    """Return a function that calls a model repeatedly on the batches and times each call."""
 
     def call(number: int) -> None:
         batch = batches[number % len(batches)]
@@ -201,7 +201,7 @@ class Bench(abc.ABC):
         """Build a method's model."""
 
     def batches(self, size: int | None = None) -> list[ModelBatch]:
-        """Return the batches for timing; with a size, the rows are repeated to that size."""
+        """Return the batches for timing; with `size`, repeat or drop rows to get that many rows."""
         if size is None:
             return self._batches
         return [self._resized(batch, size) for batch in self._batches]

@@ -77,7 +77,7 @@ class ErrorTolerance:
 
     @functools.cached_property
     def fp32(self) -> float:
-        """Largest accepted distance between the results of an fp32 runtime and the modules.
+        """Largest accepted distance of an fp32 runtime's results from those of the modules.
 
         It is four times the modules' distance from float64 results, because the order of sums may
         differ.
@@ -88,7 +88,7 @@ class ErrorTolerance:
         return max(_CLOSE, 4 * rounding)
 
     def judge(self, result: torch.Tensor) -> tuple[float, str | None]:
-        """Return the relative error of a result, and the reason for rejecting it, or None."""
+        """Return a result's relative error and the reason for rejecting the result, or None."""
         if result.shape != self.expected.shape or not bool(torch.isfinite(result).all()):
             return float("inf"), "gives no such result"
         error = distance(result, self.expected)
@@ -165,7 +165,7 @@ class AutomaticPrefix:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Return a context that runs one training step."""
+        """Return a context in which to run one training step."""
         if self._done:
             yield
             return
@@ -278,7 +278,7 @@ class AutomaticPrefix:
         self._start(lambda build: build.prepare(self._bf16))
 
     def _start(self, work: Callable[[_SegmentBuild], None]) -> None:
-        """Run `work` on all builds in a background thread; wait if `self._wanted` is True."""
+        """Run `work` on all segment builds in a background thread; join it if `self._wanted`."""
 
         def run() -> None:
             for build in self._builds:
@@ -349,7 +349,7 @@ class AutomaticPrefix:
 
     @property
     def report(self) -> str:
-        """Report of each segment's method and of the reasons why modules are not accelerated."""
+        """Report of how each segment runs, and why the other frozen modules are not accelerated."""
         lines = [
             f"{segment.name} by {segment.method}, relative error {segment.error:.2g}"
             + (f"; the original modules run because {segment.reason}" if segment.reason else "")
@@ -438,7 +438,7 @@ class _TrainingForward(MethodForward):
 
 
 def replace_prefix_phrase(settings: Sequence[str], phrase: str) -> tuple[str, ...]:
-    """Replace the phrase about the frozen prefix in a list of settings."""
+    """Return the settings with their phrase about the frozen layers replaced by `phrase`."""
     others = (each for each in settings if "frozen prefix" not in each)
     return (*others, phrase)
 
@@ -461,7 +461,7 @@ class _SegmentBuild:
         self.cost = 1.0 + weights / 2.5e7  # approximate seconds
 
     def prepare(self, bf16: bool) -> None:
-        """Compute the reference results and import the runtime; runs in any thread."""
+        """Compute the reference results and import the runtime; may run in any thread."""
         try:
             _check_data_independent(self._module, self.segment)
         except Exception as error:
@@ -483,7 +483,7 @@ class _SegmentBuild:
         self._accuracy = ErrorTolerance(self._module, self.segment.sample, lowered)
 
     def convert(self) -> None:
-        """Convert the modules to a network between two steps, as converters set warning filters."""
+        """Convert the modules to a network between steps, as converters set warning filters."""
         if self.reason is not None:
             return
         try:
@@ -493,7 +493,7 @@ class _SegmentBuild:
             self.reason = f"it cannot be converted ({one_line(error)})"
 
     def finish(self) -> None:
-        """Compile the network, check its accuracy and select the fastest method, in any thread."""
+        """Compile and check the network and select the fastest method; may run in any thread."""
         runs: dict[str, tuple[_ContiguousCall, float]] = {}
         try:
             for method in self._methods if self.reason is None else ():
@@ -540,7 +540,7 @@ class _ContiguousCall:
 
 
 def _check_data_independent(module: nn.Module, segment: FrozenSegment) -> None:
-    """Run the module with fake tensors, which fails if its code depends on values."""
+    """Run the module with fake tensors, which raises if its code depends on tensor values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():

@@ -163,7 +163,7 @@ class FrozenPrefixCallback(Callback):
             self.prefix.notes.append("features are not cached: samples have no index")
 
     def _sample(self, loader: Any) -> object:
-        """Return the user's sample, or a batch of a few samples, or None for iterable datasets."""
+        """Return the user's sample or a small batch of the loader; None for an iterable dataset."""
         if self.sample is not None:
             return self.sample
         if not _has_index(loader):
@@ -233,7 +233,7 @@ def _has_index(loader: object) -> bool:
 def _loader_of_features(
     trainer: Trainer, prefix: FrozenPrefix, loader: Any, directory: str | os.PathLike
 ) -> Any:
-    """Return a loader over the cached features of the samples, or the loader itself.
+    """Return a loader of cached features, or the original loader if they cannot be cached.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
 
 
 def _with_dataset(loader: DataLoader, features: CachedFeatures) -> DataLoader:
-    """Copy a loader and replace its dataset by features; keep its sampler."""
+    """Copy a loader with the cached features as its dataset and with the same sampler."""
     other = copy.copy(loader)
     # DataLoader forbids setting attributes, and Lightning's record of its arguments has the images.
     kept = {

@@ -162,7 +162,7 @@ def _why_written(state: ModulesState) -> str | None:
 
 
 def _why_aliased(call: ModuleCall, state: ModulesState) -> str | None:
-    """Return a reason if the result shares memory with input or weights or the input changed."""
+    """Return a message if a call's output shares memory or its input was changed, else None."""
     argument, output = cast("torch.Tensor", call.input), cast("torch.Tensor", call.output)
     if output is argument:
         return None
@@ -213,7 +213,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 @dataclass(eq=False)
 class Chain:
-    """Consecutive calls with a common caller that can run as one segment."""
+    """Consecutive module calls by one caller that can be accelerated as one segment."""
 
     parent: ModuleCall
     calls: list[ModuleCall]
@@ -222,7 +222,7 @@ class Chain:
 def chains_of(
     observation: Observation, repeated: bool = False
 ) -> tuple[list[Chain], list[tuple[str, str]]]:
-    """Return chains of frozen calls, and the frozen modules that cannot be replaced.
+    """Return chains of calls of frozen modules, and the frozen modules that cannot be replaced.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def chains_of(
 def find_frozen(
     model: nn.Module, args: tuple, kwargs: dict
 ) -> tuple[list[Chain], list[tuple[str, str]]]:
-    """Run a model in its current train or eval mode and find its frozen calls.
+    """Run a model in its current train or eval mode and find the calls of its frozen modules.
 
     Parameters
     ----------

@@ -134,13 +134,13 @@ class CachedFeatures(Dataset):
 
 
 def _collate(samples: list) -> tuple[torch.Tensor, list]:
-    """Return a batch of images and the list of their targets, with ndarrays as tensors."""
+    """Collate samples to a batch of images and a list of targets; convert ndarrays to tensors."""
     images, targets = zip(*samples, strict=True)
     return default_collate(list(images)), default_convert(list(targets))
 
 
 def _check_deterministic(dataset: Dataset) -> None:
-    """Raise UsageError if a dataset's samples are random; if unknown, read samples twice."""
+    """Raise UsageError if a dataset has random samples; if unknown, compare two reads of a few."""
     source = dataset
     while isinstance(source, Subset):
         source = source.dataset
@@ -159,7 +159,7 @@ def _some_inputs(dataset: Dataset) -> torch.Tensor:
 
 
 def _fingerprint_of(segment: FrozenSegment, dataset: Dataset) -> dict:
-    """Return the properties that determine the features."""
+    """Return the properties that determine cached features, such as weights, code and data."""
     weights = hashlib.sha256()
     for module in segment.modules:
         for name, tensor in module.state_dict().items():

@@ -225,7 +225,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         return not any(segment.intermediates_used for segment in segments)
 
     def build(self) -> None:
-        """Build all segments and attach them."""
+        """Build all segments and replace the frozen modules by them."""
         self.release()
         inputs = self._calibration() if self.precision == INT8 else {}
         for segment in self.segments:

@@ -109,7 +109,7 @@ def why_impure(part: nn.Module, uses: dict[tuple[int, str], tuple[dict, str, Any
 
 
 def is_of_user(cls: type) -> bool:
-    """Return True for a class that is neither Python's, torch's nor Lightning's."""
+    """Return True for a user-defined class: not one of Python, torch or Lightning."""
     return cls.__module__.split(".")[0] not in _KNOWN
 
 

@@ -94,7 +94,7 @@ class FrozenSegment:
 
     @property
     def state(self) -> ModulesState:
-        """Snapshot of the modules for which the segment was built."""
+        """Snapshot of the modules' tensors, attributes and code at the time of the build."""
         if self._state is None:
             self._state = ModulesState(self.modules)
         return self._state
@@ -209,7 +209,7 @@ class FrozenSegment:
         return x
 
     def _run_both(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Compare method and modules on a batch of a new size; return the modules' result."""
+        """Compare the accelerated method and the modules on a batch; return the modules' result."""
         if len(self._sizes) >= _MOST_SIZES:
             self.reason = "batches have many sizes"
             return None
@@ -238,7 +238,7 @@ class FrozenSegment:
         return result
 
     def first_output(self, forward: Callable[..., Any], args: tuple, kwargs: dict) -> object:
-        """Return the first module's output: the result, or a placeholder if more modules follow."""
+        """Return the first module's output: the whole result, or a placeholder if more follow."""
         x = args[0] if len(args) == 1 and not kwargs else None
         if self._parent is not None and not self._inside:
             return forward(*args, **kwargs)
@@ -283,7 +283,7 @@ class FrozenSegment:
 
 
 class _SegmentRun:
-    """Input and result of a segment during the calls of its modules."""
+    """Input and result of one run of a segment, shared by the calls of its modules."""
 
     def __init__(self, x: torch.Tensor, result: torch.Tensor):
         self.x, self.version, self.result = x, x._version, result
@@ -368,7 +368,7 @@ class _SegmentForward(MethodForward):
 
 
 class _ParentForward(MethodForward):
-    """Forward method of the modules' caller; segments only run inside it."""
+    """Forward method of the module that calls a segment; the segment only runs inside it."""
 
     def __init__(self, segment: FrozenSegment, module: nn.Module):
         super().__init__(module)

@@ -131,11 +131,11 @@ class ModulesState:
         return self._tensors
 
     def trains(self) -> bool:
-        """Return True if a tensor requires a gradient."""
+        """Return True if a tensor of the modules requires a gradient."""
         return any(map(_requires_grad, self._tensors))
 
     def why_changed(self) -> str | None:
-        """Return a description of the first change found, or None."""
+        """Return a description of the first change found since the snapshot, or None."""
         if any(self._hooks) or nn.modules.module._has_any_global_hook():
             return "a hook watches a module in it"
         values = list(self._all_values())

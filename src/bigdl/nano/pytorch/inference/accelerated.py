@@ -174,7 +174,7 @@ def _to_bfloat16(value):
 
 
 def load_weights(module: torch.nn.Module, path: Path) -> torch.nn.Module:
-    """Load a state dict into a module in place and return the module.
+    """Load a state dict from a file into a module in place and return the module.
 
     Raises
     ------
@@ -424,7 +424,7 @@ class NetworkModel(AcceleratedModel):
     def of(
         cls, source: TorchSource, network: RuntimeNetwork, method: str, options: BuildOptions
     ) -> Self:
-        """Build the accelerated model of a source from its network."""
+        """Build the accelerated model of a model source from its converted network."""
         model = cls(
             network,
             source.inputs,

@@ -51,7 +51,7 @@ _cache = SharedChange(_use_private_cache)
 
 
 def compiled(function: Callable, *, dynamic: bool | None = None) -> Callable:
-    """Return ``torch.compile(function)`` that compiles its graphs in :func:`inductor_cache`."""
+    """Apply ``torch.compile`` to a function, with graphs compiled in :func:`inductor_cache`."""
     with inductor_cache():  # this imports Dynamo, which uses the directory, too
         return torch.compile(function, dynamic=dynamic, backend=_compile_graph)
 

@@ -24,7 +24,7 @@ def cache_of(pairs: Iterable[Pair]) -> DynamicCache:
 
 
 def fill(cache: Cache, pairs: Iterable[Pair]) -> None:
-    """Replace the keys and values in a cache."""
+    """Replace a cache's content by the given keys and values, one pair per layer."""
     layers: list[Any] = []
     for keys, values in pairs:
         layer = DynamicLayer()
@@ -123,7 +123,7 @@ class StateLayer(DynamicLayer):
 
 
 def state_of(cache: Cache, network: Any, layers: int) -> NetworkState:
-    """Return the network state of a cache; create it if the cache has none.
+    """Return the OpenVINO state that stores a cache's content; create it if the cache has none.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ class CachedDecoder(torch.nn.Module):
 
 
 class DecoderInputs(NamedTuple):
-    """Arguments of :class:`CachedDecoder`."""
+    """Arguments of one call of :class:`CachedDecoder`: tokens, mask, positions and cache."""
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
@@ -158,7 +158,7 @@ class DecoderSource(TorchSource):
 
     @property
     def dynamic_axes(self) -> dict[str, list[int]]:
-        """Dynamic dimensions of each input: rows, tokens, and tokens that get logits."""
+        """Indices of each input's dynamic dimensions: rows, tokens, or tokens that get logits."""
         axes = {"past": [0, 2], "kept": [0]}
         return {name: axes.get(name.partition(".")[0], [0, 1]) for name in self.inputs.names}
 
@@ -358,7 +358,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def nano_network_of(step: object, layers: int) -> object:
-        """Return the decoder's network from the accelerated model of one decoding step."""
+        """Return the network of `step`, the accelerated model of one decoding step."""
 
     @abc.abstractmethod
     def nano_step(self, cache: object, inputs: list[np.ndarray]) -> np.ndarray:
@@ -413,7 +413,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         return CausalLMOutputWithPast(logits=logits, **held)  # type: ignore[arg-type]
 
     def _bound(self, args: tuple, kwargs: dict) -> dict[str, Any]:
-        """Return the arguments of a call by name."""
+        """Return a call's positional and keyword arguments by parameter name."""
         names = [name for name in _parameters(self.nano_class) if name != "self"]
         if len(args) > len(names):
             raise UsageError(
@@ -428,7 +428,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         positions: torch.Tensor | None,
         held: int,
     ) -> list[np.ndarray]:
-        """Return the flat list of arrays of a call, without the cache."""
+        """Return a call's tokens, mask and positions as a list of arrays, without the cache."""
         rows, new = ids.shape
         if mask is None:
             mask = torch.ones(rows, held + new, dtype=torch.long)
@@ -470,7 +470,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
 
 
 def _kept(keep: object, new: int) -> np.ndarray:
-    """Return the indices of the new tokens that get logits."""
+    """Return the indices of those of `new` tokens for which `keep` requests logits."""
     indices = np.arange(new)
     if keep is None:
         return indices
@@ -561,7 +561,7 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
             return list(threads.map(run, input_data))
 
     def reshape(self, shapes: object) -> tuple[bool, str | None]:
-        """Return an error message: rows and lengths of a decoder are always dynamic."""
+        """Return False and an error message: the shapes of a decoder are always dynamic."""
         return False, "A decoder takes any number of rows and tokens; its shapes are not changed"
 
     def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:

@@ -139,7 +139,7 @@ class CompiledGraph:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the package and its instruction sets for pickling."""
+        """Return the compiled package and the processor's instruction sets, for pickling."""
         state = {k: v for k, v in vars(self).items() if k not in ("_run", "_package")}
         isa = sorted(isa_flags().intersection(_VECTOR_SETS))
         return {**state, "package": self._package.read_bytes(), "isa": isa}
@@ -192,7 +192,7 @@ class CompiledGraph:
             ) from error
 
     def write(self, directory: Path, compression: str) -> dict:
-        """Write the package and return the metadata for :meth:`read`."""
+        """Write the compiled package to a directory; return the metadata for :meth:`read`."""
         return {
             "graph": "compiled",
             **write_code(directory / self.file, self._package.read_bytes()),
@@ -232,7 +232,7 @@ def _check_processor(isa: Iterable[str]) -> None:
 
 
 def script_bytes(script: torch.jit.ScriptModule) -> bytes:
-    """Return the file content of a script."""
+    """Serialize a TorchScript module to the bytes of its file."""
     file = io.BytesIO()
     with quiet():
         torch.jit.save(script, file)
@@ -443,7 +443,7 @@ _LIBRARIES = str(Path(torch.__file__).parent)
 
 
 def _traced(module, tensors, strict):
-    """Return the trace, and the first warning about data-dependent code, if any."""
+    """Trace a module; return the graph and the first data-dependence warning, or None."""
     name, seen = type(module.model).__name__, warnings.catch_warnings(record=True)
     sentence = f"{name} cannot be traced"
     with (
@@ -650,7 +650,7 @@ class PytorchJITINT8Model(PytorchQuantizedModel):
 def graph_model(
     graph: object, source: TorchSource, method: Method, options: BuildOptions
 ) -> GraphModel:
-    """Build the accelerated model of a method's graph."""
+    """Build the accelerated model that runs the graph of an acceleration method."""
     cls: type[GraphModel] = PytorchIPEXJITModel
     if method.precision == BF16:
         cls = PytorchIPEXJITBF16Model
@@ -771,7 +771,7 @@ class ModuleModel(AcceleratedModel):
 
 
 class BF16Model(ModuleModel):
-    """Module under autocast to bfloat16.
+    """Model that runs a module's code under autocast to bfloat16.
 
     Weights of linear and convolutional layers are stored in bfloat16, which saves autocast's cast
     at every call. Others stay in fp32. Results are the same as with autocast alone.

@@ -94,7 +94,7 @@ class _CompiledMethod(Method[TorchSource]):
 
 @dataclass(frozen=True)
 class _GraphMethod(Method[TorchSource]):
-    """Method that builds one graph of a module."""
+    """Base class of methods that build a graph of a module."""
 
     def build(self, source: TorchSource, options: BuildOptions) -> torch.nn.Module:
         source.outputs  # noqa: B018 - raises a clear error
@@ -335,7 +335,7 @@ class TorchaoMethod(_Int8Method):
 
 
 class _ExportedGraph:
-    """Quantized program before compilation: exact but slow."""
+    """Callable that runs a quantized program without compilation: exact but slow."""
 
     def __init__(self, program: torch.export.ExportedProgram):
         self.program = program

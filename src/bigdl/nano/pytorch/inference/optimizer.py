@@ -220,7 +220,7 @@ def _candidate(model: torch.nn.Module) -> Candidate:
 
 
 def _first_elements(data, count) -> list:
-    """Return the first batches: enough for calibration, and at least `count`."""
+    """Return the first batches of the data: enough for calibration, and at least `count`."""
     if data is None:
         return []
     if isinstance(data, ONE_BATCH):
@@ -251,14 +251,14 @@ _PACKAGES = ("torch", "openvino", "nncf", "onnx", "onnxruntime", "torchao", "big
 
 @dataclasses.dataclass(frozen=True)
 class TorchData:
-    """Arguments of ``trace`` and ``quantize`` about the model's input."""
+    """Arguments of ``trace`` and ``quantize`` that provide sample inputs and calibration data."""
 
     input_sample: object = None
     example_kwarg_inputs: Mapping[str, object] | None = None
     calib_data: object = None
 
     def source(self, model: torch.nn.Module) -> TorchSource:
-        """Return the model source with these data; run the model once to check its sample."""
+        """Return a model source with these data; run the model once to check the sample."""
         source = TorchSource(model, self.input_sample, self.example_kwarg_inputs, self.calib_data)
         if source.has_sample and not isinstance(model, AcceleratedModel):
             source.result  # noqa: B018 - raises a clear error for a wrong sample
@@ -867,7 +867,7 @@ class SwitchableModel(torch.nn.Module):
         self.training = model.training
 
     def eval_onnx(self, input_sample: object = None, quantize: bool = False, **kwargs: Any):
-        """Evaluate in ONNX Runtime from now on.
+        """Switch to ONNX Runtime for all following evaluation.
 
         Parameters
         ----------
@@ -905,7 +905,7 @@ class SwitchableModel(torch.nn.Module):
         return self
 
     def exit_onnx(self):
-        """Evaluate in PyTorch again; return this object."""
+        """Switch back to PyTorch for evaluation; return this object."""
         self._active = None
         return self
 

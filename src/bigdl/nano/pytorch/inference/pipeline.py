@@ -173,7 +173,7 @@ def _checked(stage: object) -> tuple[str, Callable, Mapping[str, int]]:
 
 
 def _slots(options: Sequence[Mapping[str, int]]) -> list[list[CpuSlot]]:
-    """Return the core slots of each worker of each stage."""
+    """Return a list for each pipeline stage with the CPU cores of each of its workers."""
     counts = [each.get("worker_num", 1) for each in options]
     wanted = [
         each.get("cores_per_worker")
@@ -358,7 +358,7 @@ def _make_caller(make: Callable[[], torch.nn.Module]) -> Callable[[tuple], Any]:
 
 
 def _calls(inputs: object) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
-    """Yield the positional and keyword arguments of each call."""
+    """Yield the positional and keyword arguments of one model call per input."""
     single = (torch.Tensor, np.ndarray, str, bytes, Mapping, torch.nn.Module)
     if isinstance(inputs, single) or not isinstance(inputs, Iterable):
         raise UsageError(

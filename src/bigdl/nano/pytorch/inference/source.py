@@ -177,7 +177,7 @@ def batches_of(
     inputs: ForwardInputs | None = None,
     name: str = "The data",
 ) -> Iterator[ModelBatch]:
-    """Yield the batches in the user's data.
+    """Yield the batches of the user's data, split into model arguments and targets.
 
     Parameters
     ----------
@@ -443,7 +443,7 @@ class TorchSource:
 
     @cached_property
     def arguments(self) -> tuple[tuple, dict]:
-        """Positional and keyword arguments of the sample."""
+        """Positional and keyword arguments of a model call with the sample."""
         if self._sample is not None and not isinstance(self._sample, DataLoader):
             return sample_arguments(self.model, self._sample, self._example_kwargs)
         data = module_loader(self.model) if self._loader is None else self._loader
@@ -549,7 +549,7 @@ class TorchSource:
         return probes
 
     def _observe_side_effects(self, sample: list[torch.Tensor]) -> tuple[set[str], bool, bool]:
-        """Return attributes that calls change, and whether calls change results and inputs."""
+        """Return attributes that calls change, and whether they change later results and inputs."""
         attributes, changes_inputs = self._effects
         keeps_state = False
         if attributes:
@@ -764,7 +764,7 @@ class TorchSource:
             yield list(map(as_array, tensors))
 
     def calibration_tensors(self, options: BuildOptions) -> Iterator[list[torch.Tensor]]:
-        """Yield flat lists of tensors of calibration batches, up to the sample size.
+        """Yield calibration batches as flat lists of tensors, up to `options.sample_size` rows.
 
         Raises
         ------
@@ -897,7 +897,7 @@ def _one_row(inputs, sample, axes) -> DerivedInputs | None:
 
 
 def _rows(sample, axes) -> int | None:
-    """Return the number of rows: the first leading dimension that may change, or None."""
+    """Return the number of rows of the first tensor whose dimension 0 may change, or None."""
     sizes = (tensor.shape[0] for tensor, each in zip(sample, axes, strict=True) if 0 in each)
     return next(sizes, None)
 

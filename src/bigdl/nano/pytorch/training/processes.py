@@ -97,7 +97,7 @@ def _run_rank(
     fn: Callable[..., Any],
     args: tuple,
 ) -> object:
-    """Run a function in one rank of the process group."""
+    """Join the process group as one rank and run a function."""
     if tuned:
         tune_allocator()
     # File-based rendezvous: no port is guessed.

@@ -70,7 +70,7 @@ class SharedBatches(Sampler[list[Any]]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the source and of its sampler, if they support it."""
+        """Set the epoch of the original sampler and of its inner sampler, if they support it."""
         for each in (self.source, getattr(self.source, "sampler", None)):
             set_epoch = getattr(each, "set_epoch", None)
             if callable(set_epoch):
@@ -130,7 +130,7 @@ class SharedBatches(Sampler[list[Any]]):
 
 
 def _part_size(total: int, parts: int, number: int) -> int:
-    """Return the size of one part when `total` items are split into parts of equal size ± 1."""
+    """Return the size of part `number` if `total` items are split into parts of equal size ± 1."""
     return total // parts + (number < total % parts)
 
 

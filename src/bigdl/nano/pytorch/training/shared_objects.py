@@ -66,7 +66,7 @@ class ObjectRegistry:
         return {name: part for name, part in self._objects.items() if isinstance(part, nn.Module)}
 
     def optimizers(self) -> dict[str, Optimizer | LRScheduler]:
-        """Return the optimizers and schedulers among the roots by name."""
+        """Return the registered optimizers and learning-rate schedulers by name."""
         classes = (Optimizer, LRScheduler)
         return {name: root for name, root in self.roots.items() if isinstance(root, classes)}
 

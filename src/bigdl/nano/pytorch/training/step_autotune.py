@@ -70,7 +70,7 @@ class StepConfig(NamedTuple):
 
 
 class RecordedCall(NamedTuple):
-    """Recorded call of a model's part: name of the part and copies of the arguments."""
+    """Recorded call of a module or one of its children: its name and copies of the arguments."""
 
     part: str
     args: tuple
@@ -168,7 +168,7 @@ class StepAutotuner:
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
-        """Record the calls of a step if a measurement follows it."""
+        """Return a context that records a step's module calls if a measurement follows the step."""
         if not self._is_due or not self._decide_on_rank_0(self._is_time):
             yield
             return
@@ -178,7 +178,7 @@ class StepAutotuner:
         self._calls = calls
 
     def observe(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Record a call of the whole module, as :meth:`observed` does for a step."""
+        """Record a call of the whole module if a measurement follows; see :meth:`observed`."""
         if self._is_due and self._decide_on_rank_0(self._is_time):
             self._calls = [RecordedCall("", *_clone_tensors((args, kwargs)))]
 
@@ -305,7 +305,7 @@ def _rank() -> int:
 
 
 class StepBenchmark:
-    """Benchmark that repeats recorded calls on private copies of a model's parts.
+    """Benchmark that repeats recorded calls on private copies of the called modules.
 
     Parameters
     ----------

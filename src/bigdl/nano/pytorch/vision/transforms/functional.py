@@ -145,7 +145,7 @@ def get_image_num_channels(img: object) -> int:
 
 
 def get_image_size(img: object) -> list[int]:
-    """Return width and height of an image.
+    """Return the width and height of an image.
 
     Examples
     --------
@@ -245,19 +245,19 @@ def _resize_by_pillow(
 
 
 def _nearest(before: int, after: int) -> np.ndarray:
-    """Return the source index of each row for Pillow's nearest-neighbour resize."""
+    """Return each output row's source row in Pillow's nearest-neighbour resize."""
     rows = Image.fromarray(np.arange(before, dtype=np.int32)[None])
     return np.asarray(rows.resize((after, 1), Image.Resampling.NEAREST))[0]
 
 
 def _nearest_of_tensors(before: int, after: int, mode: InterpolationMode) -> torch.Tensor:
-    """Return the source index of each row for torch's nearest-neighbour resize."""
+    """Return each output row's source row in torch's nearest-neighbour resize."""
     rows = torch.arange(before, dtype=torch.float64)[None, None]
     return torch.nn.functional.interpolate(rows, after, mode=mode.value)[0, 0].long()
 
 
 def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> tuple[int, int]:
-    """Return height and width after `resize` of an image with height and width `now`.
+    """Return the height and width to which `resize` scales an image of height and width `now`.
 
     Examples
     --------
@@ -723,7 +723,7 @@ def _sample_at(
 
 
 def _source_indices(img: np.ndarray, inverse: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return for each result pixel the index of Pillow's source pixel, or -1 if it is outside."""
+    """Return each result pixel's source pixel index, computed by Pillow; -1 if it is outside."""
     rows, columns = img.shape[:2]
     numbers = Image.fromarray(np.arange(rows * columns, dtype=np.int32).reshape(rows, columns))
     return np.asarray(_warp_of_pil(numbers, inverse, size, InterpolationMode.NEAREST, -1))
@@ -1128,7 +1128,7 @@ def gaussian_blur(
 
 
 def _scale_from_gray(gray: float, img: np.ndarray, factor: float) -> np.ndarray:
-    """Multiply the difference of all values from a gray value by a factor."""
+    """Scale the difference between each value of an image and a gray value by a factor."""
     if img.dtype != np.uint8:
         return _blend(img, np.asarray(gray), factor)
     values = np.float32(gray) + np.float32(factor) * (_BYTES - np.float32(gray))

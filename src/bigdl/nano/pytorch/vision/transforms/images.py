@@ -100,7 +100,7 @@ def dimensions(image: object) -> tuple[int, int, int]:
 
 
 def not_an_image(value: object) -> UsageError:
-    """Return the error for a value that is not an image."""
+    """Return the exception to raise for a value that is not an image."""
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     return UsageError(
         "An image must be a PIL image, an ndarray (height, width[, channels]) or a tensor "

@@ -76,7 +76,7 @@ def _random_order(count: int) -> list[int]:
 
 
 def _random_corner(rows: int, columns: int) -> tuple[int, int]:
-    """Draw top and left of a crop, given the remaining rows and columns."""
+    """Draw the top row and left column of a crop, given how many rows and columns it leaves out."""
     return _random_below(rows + 1), _random_below(columns + 1)
 
 
@@ -175,7 +175,7 @@ def is_thread_safe(transform: Callable | None) -> bool:
 
 
 def sufficient_size(transform: object) -> Callable[[int, int], tuple[int, int]] | None:
-    """Return the size to which a transform resizes before any size-dependent step.
+    """Return a function for the size to which a transform resizes before size-dependent steps.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ class RandomOrder(_Group, random=True):
 
 
 class RandomChoice(_Group, random=True):
-    """Random choice of one of several transforms.
+    """Transform that applies one of several transforms, chosen at random.
 
     The probabilities are `p`, or equal if `p` is None.
 
@@ -465,7 +465,7 @@ class RandomCrop(_SizedTransform, random=True):
 
     @staticmethod
     def get_params(img: object, output_size: Sequence[int]) -> tuple[int, int, int, int]:
-        """Draw top, left, height and width of a crop."""
+        """Draw the top, left, height and width of a random crop."""
         height, width = output_size
         _, rows, columns = dimensions(img)
         if rows < height or columns < width:
@@ -516,7 +516,7 @@ class RandomResizedCrop(_SizedTransform, random=True):
     def get_params(
         img: object, scale: Sequence[float], ratio: Sequence[float]
     ) -> tuple[int, int, int, int]:
-        """Draw top, left, height and width of a crop."""
+        """Draw the top, left, height and width of a random crop."""
         _, rows, columns = dimensions(img)
         for height, width in _random_lengths(rows * columns, scale, ratio):
             if 0 < height <= rows and 0 < width <= columns:
@@ -534,7 +534,7 @@ class _RandomTransform(Transform, random=True):
         check_number("p", vars(self)["p"], 0, 1)
 
     def changed(self, image: ImageT) -> ImageT:
-        """Return the transformed image."""
+        """Return the transformed image, regardless of the probability `p`."""
         return super().forward(image)
 
     def forward(self, image: ImageT) -> ImageT:
@@ -763,7 +763,7 @@ def _limits(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> tuple[float, float]:
-    """Return a range; a single number is the distance of both ends from the center."""
+    """Return a (low, high) range; a single number is the distance of both ends from `center`."""
     if is_number(value):
         check_number(name, value, 0)
         value = (max(center - value, least) if center else -value, center + value)
@@ -823,7 +823,7 @@ class GaussianBlur(Transform):
 
     @staticmethod
     def get_params(sigma_min: float, sigma_max: float) -> float:
-        """Draw a standard deviation."""
+        """Draw a standard deviation between `sigma_min` and `sigma_max`."""
         return _random_uniform(sigma_min, sigma_max)
 
 
@@ -862,7 +862,7 @@ class RandomRotation(Transform, random=True):
 
     @staticmethod
     def get_params(degrees: Sequence[float]) -> float:
-        """Draw an angle."""
+        """Draw a rotation angle from the range `degrees`."""
         return _random_uniform(*degrees)
 
 
@@ -932,7 +932,7 @@ class RandomAffine(Transform, random=True):
         shears: Sequence[float] | None,
         img_size: Sequence[int],
     ) -> tuple[float, tuple[int, int], float, tuple[float, float]]:
-        """Draw angle, translation, scale and shear for an image of the given width and height."""
+        """Draw an angle, translation, scale and shear for an image of this width and height."""
         angle = _random_uniform(*degrees)
         across = down = 0
         if translate is not None:
@@ -1240,7 +1240,7 @@ class RandomErasing(_HalfProbability):
     def get_params(
         img: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], value: object = None
     ) -> tuple[int, int, int, int, torch.Tensor]:
-        """Draw top, left, height, width and fill values of a rectangle.
+        """Draw the top, left, height, width and fill values of a rectangle.
 
         If no rectangle fits, return the whole image with its values. `value` None draws noise.
         """
