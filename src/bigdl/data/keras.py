@@ -1,4 +1,4 @@
-"""TableLoader as input of Keras' ``fit``, ``evaluate`` and ``predict``, with any backend."""
+"""Keras dataset and callback with which ``fit`` reads a TableLoader, on any Keras backend."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class TableDataset(keras.utils.PyDataset):
 
 
 class _Steps(int):
-    """Steps per epoch, which Keras also regards as reached at the end of a resumed epoch.
+    """Number of steps per epoch, which compares as the remaining steps in a resumed epoch.
 
     Keras reads the number once and compares with it before each step. If the data ends earlier,
     TensorFlow's training function counts an optimizer step that did not happen.

@@ -623,7 +623,7 @@ def _refuse_worker(what: str) -> None:
 
 
 class _EpochReader:
-    """Reader of one rank's batches of one epoch, called from the reading threads.
+    """Reader that loads one rank's batches of one epoch in the reading threads.
 
     Parameters
     ----------
@@ -744,12 +744,12 @@ class _EpochReader:
 
     @property
     def resources(self) -> tuple[ThreadPoolExecutor | None, dict[int, Future[RecordStore]]]:
-        """Executor and stores of the windows, which the caller must close."""
+        """Thread pool and stores of the shuffle windows, which the caller must close."""
         return self._loading, self._stores
 
 
 def _concatenate(parts: list[dict[str, Any]], row_indices: np.ndarray) -> dict[str, Any]:
-    """Concatenate the columns of several gathers and reorder the rows by position."""
+    """Concatenate the columns of several batches and sort the rows by `row_indices`."""
     source_rows = np.argsort(row_indices)
     columns: dict[str, Any] = {}
     for name, first in parts[0].items():
@@ -885,7 +885,7 @@ class _Iteration:
 
 
 class _ReceivedFlag:
-    """Flag of an iteration that has returned a batch.
+    """Flag that is set when an iterator has returned a batch.
 
     Attributes
     ----------

@@ -201,7 +201,7 @@ def _refuse_nested_defaults(field: Any, version: str) -> None:
 
 
 class _DataFiles:
-    """Converter of pyiceberg scan tasks to :class:`DataFile`."""
+    """Converter of pyiceberg scan tasks to :class:`DataFile` objects."""
 
     def __init__(self, scan: Any, schema: Any, version: str):
         self._io, self._schema, self._version = scan.io, schema, version
@@ -245,7 +245,7 @@ class _DataFiles:
         return tuple((names[i], value) for i, value in values.items() if i in names)
 
     def _deletes_in(self, file: Any) -> dict[str, list[np.ndarray]]:
-        """Return the deleted positions by data file that a delete file lists."""
+        """Return the row positions that a delete file marks as deleted, by data file."""
         from pyiceberg.manifest import FileFormat
 
         path = file.file_path
@@ -294,7 +294,7 @@ def _positions(url: str) -> dict[str, list[np.ndarray]]:
 
 
 def _vectors(io: Any, url: str) -> dict[str, list[np.ndarray]]:
-    """Return the deleted positions by data file of a Puffin file's deletion vectors."""
+    """Return the deleted row positions in a Puffin file's deletion vectors, by data file."""
     from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
     from pyiceberg.table.puffin import PuffinFile
 

@@ -79,7 +79,7 @@ class RowRange:
 
 @dataclass(frozen=True, eq=False)
 class TableColumns:
-    """Column selection of a table, in the form that file readers need; can be pickled.
+    """Selected columns of a table, with the information that file readers need; can be pickled.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Search loop on Ray: Ray Tune runs the trials of the search's records.
+"""Search loop on Ray: Ray Tune runs the planned trials and their results are recorded.
 
 Tune starts trials, assigns resources and stops trials when its scheduler decides so.  It gets
 configurations from :class:`_TuneSearch` and reports results to it.  The results are written to
@@ -165,7 +165,7 @@ def _to_ray_resources(bundle: Mapping[str, float]) -> dict[str, float]:
 
 
 def _request(bundles: Sequence[Mapping[str, float]]) -> Any:
-    """Return the resources of a trial in Tune's form; rank 0 uses the first bundle."""
+    """Return a trial's resources as Tune expects them: a dict for one worker, else a factory."""
     if len(bundles) == 1:
         return dict(bundles[0])
     return tune.PlacementGroupFactory([_to_ray_resources(b) for b in bundles], strategy="PACK")

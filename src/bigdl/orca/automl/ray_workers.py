@@ -175,7 +175,7 @@ class TuneTrial(tune.Trainable):
         self._actor = None
 
     def _begin_if_needed(self) -> TrialRun:
-        """Begin the trial if necessary, starting a peer in each further bundle."""
+        """Begin the trial unless it has begun, with a peer in each further resource bundle."""
         if not self._is_begun:
             reference: list = ray.get(self._actor.job.remote())
             self._job: TrialJob = ray.get(reference[0])

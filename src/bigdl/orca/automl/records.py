@@ -327,7 +327,7 @@ class TrialRecords:
         return {**config, **attributes.get("changed", {})}
 
     def json_config(self, trial: FrozenTrial) -> dict[str, Any]:
-        """Return a trial's drawn values by path, as JSON values."""
+        """Return a trial's drawn values as a dict of JSON values by parameter path."""
         changed = json_value(trial.user_attrs.get("changed", {}))
         return {**self.space.json_values(trial.params), **changed}
 

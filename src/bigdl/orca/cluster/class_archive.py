@@ -1,4 +1,4 @@
-"""Class-data-sharing archives, with which Spark's JVM starts faster.
+"""Class-data-sharing archives, which make Spark's JVM start faster.
 
 A JVM memory-maps such an archive instead of loading, verifying and linking some 14,000 classes
 from 400 JARs (application class-data sharing, JEP 310 of OpenJDK).  :func:`make_class_archive`,
@@ -57,7 +57,7 @@ print("CLASS_PATH", path)
 
 
 def class_archive(java_home: Path) -> Path:
-    """Return the path of the archive for a Java and the installed PySpark; it may not exist.
+    """Return the path of the archive for a Java home and this PySpark, even if it is missing.
 
     Parameters
     ----------

@@ -478,7 +478,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def active_spark() -> SparkCluster:
-    """Describe the active Spark: a Spark Connect session or a SparkContext.
+    """Return the cluster of the active Spark Connect session, or else of the active SparkContext.
 
     Raises
     ------
@@ -490,7 +490,7 @@ def active_spark() -> SparkCluster:
 
 
 def active_spark_or_local() -> SparkCluster:
-    """Describe the active Spark, or start a local one if there is none."""
+    """Return the active Spark cluster, or start a local one if there is none."""
     session = connect_session()
     return SparkCluster.active_or_local() if session is None else ConnectCluster(session)
 
@@ -518,7 +518,7 @@ _GONE = re.compile(
 
 
 class ConnectBytes:
-    """Bytes for tasks, sent in the plan or, if large, as a file of the session.
+    """Bytes that tasks can read, sent in the query plan or, if large, as a file of the session.
 
     Attributes
     ----------
@@ -537,7 +537,7 @@ class ConnectBytes:
 
 
 class ConnectValue:
-    """Object for tasks, with the interface of a broadcast.
+    """Object that tasks can read, with the interface of a Spark broadcast variable.
 
     Attributes
     ----------
@@ -561,7 +561,7 @@ class ConnectValue:
 
 
 class _FileBytes:
-    """Task-side reader of bytes that were sent as a file of the session."""
+    """Form of ConnectBytes in a task: reads the bytes from a file of the session."""
 
     def __init__(self, name: str):
         self._name = name
@@ -575,7 +575,7 @@ class _FileBytes:
 
 @dataclass
 class _PlanBytes:
-    """Task-side holder of bytes that were sent in the plan."""
+    """Form of ConnectBytes in a task: holds bytes that were sent in the query plan."""
 
     value: bytes
 

@@ -150,7 +150,7 @@ def _probe_release_file(java: Path) -> tuple[int, Path, bool] | None:
 
 
 def _probe_by_start(java: Path) -> tuple[int, Path, bool] | str:
-    """Start `java` to find out what :func:`_probe` returns."""
+    """Start `java` to get its version, home and vector module, or a message if that fails."""
     for modules in ([f"--add-modules={VECTOR_MODULE}"], []):
         command = [str(java), *modules, "-XshowSettings:properties", "-version"]
         try:

@@ -42,7 +42,7 @@ class SparkLost(UsageError):
 
 
 class JvmWatch:
-    """Watch of a JVM, which reports the end of the JVM as a :class:`SparkLost`.
+    """Monitor of a JVM that reports the end of the JVM as a :class:`SparkLost`.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class JvmWatch:
 
     @classmethod
     def of(cls, gateway: JavaGateway) -> JvmWatch:
-        """Return the watch of a gateway, created by the first call."""
+        """Return the JvmWatch of a gateway; the first call creates it."""
         return vars(gateway).get(_WATCH) or vars(gateway).setdefault(_WATCH, cls(gateway))
 
     def expect_end(self) -> None:

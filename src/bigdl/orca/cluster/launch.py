@@ -338,7 +338,7 @@ def stop_foreign_context() -> None:
 
 
 def attach(properties: Mapping[str, str], environment: Mapping[str, str]) -> SparkContext:
-    """Start a SparkContext in the JVM of ``spark-submit``, with the start options of that JVM."""
+    """Start a SparkContext in the JVM that ``spark-submit`` started, with the given properties."""
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()

@@ -1,4 +1,4 @@
-"""Values as rows of a DataFrame, with large values split into pieces.
+"""Binary values as rows of a DataFrame, with large values split into pieces.
 
 With Spark Connect a row must fit in one message, and a shuffle mixes rows of several partitions.
 So each piece has a target and a position.
@@ -21,7 +21,7 @@ for the last piece, and bytes."""
 
 
 def pieces(target: int, key: tuple[int, int], data: bytes) -> Iterator[Any]:
-    """Yield a value as record batches of :data:`PIECES`; `key` is its source and number."""
+    """Split a value into record batches of :data:`PIECES`; `key` is its source and number."""
     starts = range(0, max(len(data), 1), PIECE)
     for index, start in enumerate(starts):
         row = target, *key, index, start == starts[-1], data[start : start + PIECE]

@@ -71,7 +71,7 @@ class RayCluster:
 
     @classmethod
     def from_active(cls) -> RayCluster:
-        """Describe the Ray cluster to which this process is connected.
+        """Return the Ray cluster to which this process is connected.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class RayCluster:
 
     @classmethod
     def of_program(cls) -> RayCluster:
-        """Describe the program's Ray; start one on the active Spark's nodes if there is none.
+        """Return the program's Ray cluster; start Ray on the active Spark's nodes if necessary.
 
         Raises
         ------
@@ -229,7 +229,7 @@ class RayBroadcast:
 
 
 def active_cluster() -> RayCluster | SparkCluster:
-    """Describe the cluster for new data: Ray if there is no Spark, else the active Spark."""
+    """Return the cluster for new data: Ray if the program has no Spark, else the active Spark."""
     return RayCluster() if is_alone() else active_spark()
 
 

@@ -123,7 +123,7 @@ class SparkCluster:
 
     @property
     def temp_dir(self) -> str | None:
-        """PySpark's temporary folder, which is removed whichever way the application ends."""
+        """PySpark's temporary folder, which is removed however the application ends."""
         path = getattr(self.sc, "_temp_dir", None)
         if path is not None:  # PySpark needs it, too, and it may have been cleaned up
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -136,7 +136,7 @@ class SparkCluster:
 
     @property
     def job_owner(self) -> Any:
-        """SparkContext, the `owner` for a :class:`~bigdl.orca.cluster.spark_calls.SparkCall`."""
+        """SparkContext, which is passed as `owner` to a SparkCall."""
         return self.sc
 
     @property
@@ -178,7 +178,7 @@ class SparkCluster:
 
     @property
     def asks_encryption(self) -> str:
-        """First setting that requires encrypted communication between processes, or ""."""
+        """First setting that requires encryption between processes, or "" if there is none."""
         settings = (f"{name}=true" for name in _ENCRYPTION if self._conf(name) == "true")
         return "" if self.is_local else next(settings, "")
 

@@ -368,7 +368,7 @@ def users_errors(sc: SparkContext | None) -> Iterator[None]:
 
 
 class TaskWatch:
-    """Watch that cancels jobs within a block if a task fails twice with the same error.
+    """Context manager that cancels jobs in its block if a task fails twice with the same error.
 
     Such an error comes from a user's function.  Single failures, such as of the network, are left
     to Spark's retries.
@@ -470,7 +470,7 @@ def unreachable(host: str, reason: str) -> RuntimeError:
 
 
 def reported(doc: dict) -> RuntimeError:
-    """Encode a report in an exception that a task raises; see :func:`job_error`."""
+    """Encode a report as JSON in an exception for a task to raise; see :func:`job_error`."""
     return RuntimeError(_REPORT + json.dumps(doc) + "\n")
 
 

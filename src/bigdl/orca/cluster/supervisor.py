@@ -102,7 +102,7 @@ def main():
 
 
 class Daemon:
-    """JVM of the cluster with its log file."""
+    """JVM process of the standalone cluster (master or worker), with its log file."""
 
     def __init__(self, request, name, command):
         self.name, self.command, self.request = name, command, request
@@ -116,7 +116,7 @@ class Daemon:
         )
 
     def wait_for(self, pattern):
-        """Wait until the log matches the pattern, and return its group."""
+        """Wait until the log matches a regular expression, and return the match's first group."""
         deadline = time.monotonic() + DAEMON_START_S
         while time.monotonic() < deadline:
             ended = self.process.poll() is not None
@@ -238,7 +238,7 @@ def watch_ray_head(request):
 
 
 def end_marked(directory):
-    """Wait for the processes of a Ray to end, kill the remaining ones, and remove its directory.
+    """Wait for a Ray's processes to end, kill the remaining ones, and remove Ray's directory.
 
     Returns
     -------
@@ -258,7 +258,7 @@ def end_marked(directory):
 
 
 def remove(directory):
-    """Remove a directory, and the private root above it if it is empty."""
+    """Remove a directory, and its parent if that is BigDL's private directory and empty."""
     shutil.rmtree(directory, ignore_errors=True)
     root = os.path.dirname(directory)
     if re.fullmatch(rf"bigdl-{os.geteuid()}(-\w{{8}})?", os.path.basename(root)):
@@ -267,7 +267,7 @@ def remove(directory):
 
 
 def marked(directory):
-    """Return the other processes that belong to the Ray of a directory."""
+    """Return all processes, except this one, of the Ray that uses a directory."""
     import psutil
 
     processes = []
@@ -279,7 +279,7 @@ def marked(directory):
 
 
 def has_mark(process, directory):
-    """Return True if a process belongs to the Ray of a directory, by its environment variable.
+    """Return True if a process belongs to the Ray that uses a directory.
 
     Some Ray agents overwrite their environment with their title; they are recognized by their log
     files in the directory.

@@ -110,14 +110,14 @@ def spark_thread(target: Callable[[], Any], session: Any = None) -> threading.Th
 
 
 def python_rdd_command(sc: Any, parts: tuple) -> tuple:
-    """Return the JVM form of a function over an RDD: command, broadcasts, variables, files."""
+    """Return a Python function's pickled command, broadcasts, environment and files for the JVM."""
     from pyspark import RDD
 
     return cast("Any", sys.modules[RDD.__module__])._prepare_for_python_RDD(sc, parts)
 
 
 def data_type(text: str) -> DataType:
-    """Parse a type or schema in Spark's text form."""
+    """Parse a Spark type or schema from DDL text, such as ``"id int, name string"``."""
     from pyspark.sql.types import DataType
 
     if hasattr(DataType, "fromDDL"):
@@ -254,7 +254,7 @@ def frame_of_arrow(
 
 
 class _ArrowStream:
-    """Serializer of record batches in the form that Spark 3.5 reads."""
+    """Serializer of record batches to the Arrow stream that Spark 3.5 reads."""
 
     def dump_stream(self, batches: Iterable[pa.RecordBatch], stream: Any) -> None:
         writer = None

@@ -1,4 +1,4 @@
-"""Distributed data of Orca: XShards, their readers, and feeds for training."""
+"""Distributed data in Orca: XShards, functions that read XShards, and feeds for training."""
 
 from bigdl.orca.data import elastic_search
 from bigdl.orca.data.image import read_images

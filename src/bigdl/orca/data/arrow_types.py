@@ -103,7 +103,7 @@ _WIDER = {"double": "float64", "float": "float32", "bigint": "int64"}
 
 
 def arrow_type_of(spec: ColumnSpec, source: pa.DataType) -> pa.DataType:
-    """Return the Arrow type to which a Parquet column is cast for its spec.
+    """Return the Arrow type to which a Parquet column is cast to match its column spec.
 
     If the spec's dtype differs from its cast type (floats for a model with integer inputs), the
     cast type is returned: the decoder then checks for integer values.
@@ -118,7 +118,7 @@ def arrow_type_of(spec: ColumnSpec, source: pa.DataType) -> pa.DataType:
 
 
 def cast_to_spec(spec: ColumnSpec, column: pa.Array) -> pa.Array:
-    """Cast a Parquet column, or the argument of an SQL function, to its spec's type.
+    """Cast a Parquet column, or an argument of an SQL function, to the type of its column spec.
 
     Raises
     ------

@@ -561,7 +561,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _write(settings: _ElasticsearchSettings, batches: Iterator[Any]) -> Iterator[Any]:
-    """Write the rows of a partition; yield the counts of written and rejected rows, and an error.
+    """Write a partition's rows; yield the counts of written and rejected rows and the first error.
 
     Errors of the servers are not raised, because Spark would repeat the task and write documents
     again.

@@ -56,7 +56,7 @@ class TrialRows:
 
 
 class _ArrayShard(Shard):
-    """In-memory rows with the interface of a spooled shard."""
+    """Rows in memory with the interface of a shard that is stored on disk."""
 
     def __init__(self, rows: TrialRows):
         columns = {**rows.features, **rows.targets}
@@ -67,7 +67,7 @@ class _ArrayShard(Shard):
 
 
 class RowsPart(TensorShard):
-    """One worker's part of the rows that every worker holds completely.
+    """Share of one worker in rows of which every worker holds a complete copy.
 
     Worker `r` of `n` takes the rows `r`, `r + n`, ... of an epoch's order, so the workers' batches
     together equal the batches of a single worker.
@@ -107,7 +107,7 @@ class RowsPart(TensorShard):
 
 
 class LoaderPart(LoaderBatches):
-    """One worker's part of a DataLoader; see :class:`RowsPart`."""
+    """Share of one worker in the batches of a DataLoader; see :class:`RowsPart`."""
 
     def __init__(self, loader: DataLoader, worker: Worker):
         super().__init__(loader, worker.rank, worker.world_size)
@@ -163,7 +163,7 @@ def batch_size_of(config: Mapping[str, Any], data: object = None) -> int:
 
 
 def part_of(data: TrialRows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
-    """Return a worker's part of the trial data.
+    """Return a worker's share of the trial data.
 
     An iterable-style loader is first read to its end.
     """

@@ -1,4 +1,4 @@
-"""Feeds: one class per input type of ``fit``, ``evaluate`` and ``predict``, and their registry."""
+"""Feeds, which convert inputs of ``fit`` and ``predict`` for workers, with their registry."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def as_feed(
     name: str | None = None,
     framework: str | None = None,
 ) -> Feed:
-    """Return the Feed of an input of ``fit``, ``evaluate`` or ``Engine.run`` after checking it.
+    """Check an input of ``fit``, ``evaluate`` or ``Engine.run`` and return its Feed.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def feed_of(
 
 
 def input_type_of(data: Any, framework: str | None = None) -> str:
-    """Return the name of an input's type, for messages and for comparisons of two inputs."""
+    """Return the name of an input's type, to show in messages or to compare two inputs."""
     if isinstance(data, Feed):
         return data.kind
     registered = _registered(data)

@@ -1,4 +1,4 @@
-"""Packing of rows in binary cells for a shuffle by Spark or Ray, and unpacking in workers.
+"""Packing of rows into binary cells for a Spark or Ray shuffle, and unpacking in workers.
 
 A *cell* is one row of the shuffled frame: a binary value with many rows of the same shard.  Spark
 moves, sorts and copies a few large cells, which is faster than many small rows.
@@ -34,7 +34,7 @@ PIECE = 32 << 20  # maximum bytes of a cell with more than one row
 
 
 def packer(part: int, name: str | None, specs, num_workers: int):
-    """Return a function for ``mapInArrow`` that packs the rows of a source partition.
+    """Return a function for ``mapInArrow`` that packs a partition's rows into binary cells.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def packer(part: int, name: str | None, specs, num_workers: int):
 
 
 def rows_packer(part: int, name: str | None, num_workers: int):
-    """Return a function that packs a source partition's arrays of rows.
+    """Return a function that packs a source partition's row arrays into cells for each shard.
 
     Row i of source partition p goes to shard ``(i + p) mod N``.
 
@@ -119,7 +119,7 @@ def _pieces(arrays, rows, num_workers, limit):
 
 
 def packed_reader(names, specs):
-    """Return the ``InputPlan.reader`` that writes a worker's cells to its spools.
+    """Return an ``InputPlan.reader`` that unpacks a worker's cells into its spool files on disk.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def packed_reader(names, specs):
 
 
 def _layout(text):
-    """Return the array specs of a cell, and the bytes per row of each."""
+    """Parse a cell's JSON metadata; return its array specs and the bytes per row of each array."""
     doc = json.loads(text)
     if isinstance(doc, dict):
         raise SourceError(doc["error"], code=doc["code"], **doc["facts"])
@@ -225,7 +225,7 @@ class PackedFeed(ColumnFeed):
         """
 
     def needs_packing(self, cluster) -> bool:
-        """Return True if rows must be packed in cells to reach the cluster's workers."""
+        """Return True if rows must be packed into cells to reach the cluster's workers."""
         return True
 
     def from_files(
@@ -255,7 +255,7 @@ class PackedFeed(ColumnFeed):
 def prepare_packed(
     feeds: Mapping[str, PackedFeed], cluster: Cluster, num_workers: int
 ) -> InputPlan:
-    """Send the rows of all feeds to their shards in one exchange, with Spark or Ray."""
+    """Send the rows of all feeds to their shards in one shuffle by Spark or Ray."""
     specs: list[Sequence] = []
     first = next(iter(feeds.values()))
     cells: Any = None

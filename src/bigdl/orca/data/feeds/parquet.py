@@ -82,7 +82,7 @@ class ParquetFeed(ColumnFeed):
 
     @functools.cached_property
     def specs(self) -> list[ColumnSpec]:
-        """Conversions of the columns."""
+        """Column specs, which define how each column is converted for the model."""
         return [column_spec(name, type_, **self.dtypes) for name, type_ in self._types.items()]
 
     @functools.cached_property

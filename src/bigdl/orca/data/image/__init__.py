@@ -1,4 +1,4 @@
-"""Readers of images into XShards, and datasets of image records in Parquet files."""
+"""Functions that read images into XShards, and image datasets in Parquet files."""
 
 from typing import Any, NoReturn
 

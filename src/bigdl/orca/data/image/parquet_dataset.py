@@ -295,7 +295,7 @@ def read_parquet(
 
 
 class RecordReader:
-    """Reader of the records of one shard of a dataset, in the order of writing.
+    """Reader that returns the records of one shard of a dataset in the order they were written.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Readers of images with labels, masks or boxes into XShards."""
+"""Functions that read images with their labels, masks or boxes into XShards."""
 
 from __future__ import annotations
 

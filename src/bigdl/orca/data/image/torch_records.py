@@ -1,4 +1,4 @@
-"""PyTorch dataset of records; needs torch, so it is imported where it is used."""
+"""PyTorch dataset of records, in a separate module because it needs torch."""
 
 from __future__ import annotations
 

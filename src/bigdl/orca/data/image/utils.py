@@ -138,7 +138,7 @@ def decode_schema(text: str | bytes) -> dict[str, SchemaField]:
 
 
 def _member(value: Any) -> str:
-    """Return the enum member name, such as ``IMAGE``, even from the notation of BigDL 2.x."""
+    """Return the name of an enum member, such as ``IMAGE``; also accept BigDL 2.x notation."""
     if isinstance(value, Mapping):
         value = value["__enum__"]
     return value.rpartition(".")[2]

@@ -151,7 +151,7 @@ class _Sink:
 
 @dataclass
 class _Writer:
-    """Transactional producer of one partition of a query, in a Python worker of Spark.
+    """Transactional Kafka producer for one partition of a query, in a Python worker of Spark.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Parquet, Delta Lake and Iceberg tables (:mod:`bigdl.data.lake_tables`), and their frames."""
+"""Parquet, Delta Lake and Iceberg tables, and their conversion to Spark, Ray and pandas frames."""
 
 from bigdl.data.lake_tables import is_lake, is_table_object, open_table
 

@@ -1,4 +1,4 @@
-"""Conversion of lake tables to pandas, Spark and Ray frames, read by the frameworks' tasks."""
+"""Conversion of lake tables to pandas frames, Spark DataFrames and Ray Datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers with the interface of pandas that return XShards of pandas frames.
+"""Functions with pandas' interface that read files into XShards of pandas frames.
 
 ``OrcaContext.pandas_read_backend`` selects the backend: ``"spark"``, which splits large files, or
 ``"pandas"``, whose readers run on the workers and read whole files.  Programs with

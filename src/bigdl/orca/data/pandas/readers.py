@@ -1,4 +1,4 @@
-"""Readers of CSV, JSON and Parquet files into XShards, with Spark or with pandas on workers."""
+"""Functions that read CSV, JSON and Parquet files into XShards with Spark or pandas."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def split_paths(file_path: str | os.PathLike | Sequence) -> list[str]:
 
 
 def paths_for_spark(file_path) -> list[str]:
-    """Convert paths to the form that Spark's readers expect.
+    """Convert paths to a list for Spark's readers, with existing local paths made absolute.
 
     On a single machine existing paths are made absolute, because the JVM may have another working
     directory.
@@ -267,7 +267,7 @@ def _is_with_pandas() -> bool:
 
 
 def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
-    """Convert a frame to XShards with one, optionally post-processed, shard per partition.
+    """Convert a Spark frame to XShards, one shard per partition, and apply `finish` to each shard.
 
     `finish` is applied to each shard; there is at least one partition per node.
     """
@@ -627,7 +627,7 @@ def _headers_of(
 
 
 def _schema_by_names(reader: Any, headers: dict[tuple[str, ...], list[str]]) -> StructType:
-    """Return the common schema of files with differently ordered columns, ordered as in the first.
+    """Return one schema for files that have the same columns in different orders.
 
     Raises
     ------
@@ -670,7 +670,7 @@ def _schema_by_names(reader: Any, headers: dict[tuple[str, ...], list[str]]) -> 
 
 
 def _load_by_names(headers: dict[tuple[str, ...], list[str]], reader: Any, schema: StructType):
-    """Read files with differently ordered columns into one frame with the columns of a schema."""
+    """Read files that have the same columns in different orders into one frame, matched by name."""
     from pyspark.sql.types import StructType
 
     frames = []
@@ -754,7 +754,7 @@ def _column_names(
 
 
 def _selected_columns(usecols, names: list[str], are_given: bool) -> list[str]:
-    """Return the names of the columns to read, in the order of the file."""
+    """Return the names of the columns that `usecols` selects, in the order of the file."""
     if usecols is None or callable(usecols):
         return [name for name in names if usecols is None or usecols(name)]
     requested: list[Any] = [usecols] if isinstance(usecols, str) else list(usecols)

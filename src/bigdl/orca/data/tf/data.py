@@ -93,7 +93,7 @@ class Dataset:
         return Dataset(self._shards, (*self._functions, map_func))
 
     def get_xshards(self) -> SparkXShards:
-        """Return the rows after all functions, as XShards with the structure of the elements."""
+        """Apply all functions to the rows and return the results as XShards."""
         if not self._functions:
             return self._shards
         functions = self._functions

@@ -152,7 +152,7 @@ def encode_string(
     sort_for_array: bool = False,
     keep_most_frequent: bool = False,
 ) -> Any:
-    """Replace the values of columns with their numbers.
+    """Replace the values of columns with their numbers in the learned vocabularies.
 
     Parameters
     ----------
@@ -262,7 +262,7 @@ def category_encode(
 
 @dataclass(frozen=True)
 class VocabularySource:
-    """Columns of one vocabulary to learn, and its frequency limit.
+    """Columns whose values form one vocabulary, and the vocabulary's frequency limit.
 
     Attributes
     ----------
@@ -560,7 +560,7 @@ def check_string(value: Any, what: str) -> str:
 
 
 def as_names(columns: Any, what: str = "columns") -> list[str]:
-    """Convert a name or a list of names to a list."""
+    """Convert a column name or a list of column names to a list."""
     if isinstance(columns, str):
         return [columns]
     if (
@@ -578,7 +578,7 @@ def as_names(columns: Any, what: str = "columns") -> list[str]:
 
 
 def as_columns(columns: Any, what: str) -> list[str]:
-    """Convert a name or a list of distinct names to a list."""
+    """Convert a column name or a list of distinct column names to a list."""
     names = as_names(columns, what)
     if len(set(names)) < len(names):
         raise UsageError(

@@ -43,7 +43,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def merged(cls, parts: list[Moments]) -> Moments:
-        """Merge the moments of several parts in a numerically stable way."""
+        """Merge the moments of several subsets of the rows in a numerically stable way."""
         counts, means, squares, lows, highs = (np.stack(each) for each in zip(*parts, strict=True))
         count = counts.sum(0)
         mean = means[0] + ((means - means[0]) * counts).sum(0) / np.maximum(count, 1)
@@ -52,7 +52,7 @@ class Moments(NamedTuple):
 
 
 class _AffineTransform(NamedTuple):
-    """Linear function per feature, which maps `center` exactly to `base`."""
+    """Linear function for each feature, whose value at `center` is exactly `base`."""
 
     center: np.ndarray
     width: np.ndarray

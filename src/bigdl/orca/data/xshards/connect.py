@@ -74,7 +74,7 @@ class ConnectShards:
 
     @classmethod
     def of_rows(cls, frame: DataFrame) -> ConnectShards:
-        """Create a collection of a DataFrame's rows, in which a vector is a dict of its fields."""
+        """Create a collection of a DataFrame's rows; vectors become dicts of their fields."""
         return cls(frame, decode=_rows)
 
     # -- narrow functions --------------------------------------------------------------------------
@@ -237,14 +237,14 @@ class ConnectShards:
         return run
 
     def _frame(self) -> DataFrame:
-        """Return the elements as a DataFrame of pieces; create it once, so it can be persisted."""
+        """Return the elements as a DataFrame of pickled pieces, which is created only once."""
         if self._cached_frame is None:
             is_encoded = not self._functions and self._decode is _unpickled
             self._cached_frame = self._source if is_encoded else self._cells(lambda element: 0)
         return self._cached_frame
 
     def _cells(self, target: Callable[[Any], int]) -> DataFrame:
-        """Return a DataFrame of pieces, with each element in partition ``target(element)``."""
+        """Return a DataFrame of pickled elements with target partitions ``target(element)``."""
         run = self._run()
 
         def work(batches: Iterable) -> Iterator:
@@ -272,7 +272,7 @@ def parallelize(elements: Sequence, number: int) -> Any:
 
 
 def frame_of(tuples: Any, schema: str) -> DataFrame:
-    """Return a DataFrame of elements that are tuples, with a schema in Spark's text form."""
+    """Convert tuples, local or in ConnectShards, to a DataFrame with a schema given as DDL text."""
     if isinstance(tuples, ConnectShards):
         return tuples.to_frame(schema)
     spark = active_spark().spark

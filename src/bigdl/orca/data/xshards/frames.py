@@ -93,7 +93,7 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
 
 
 def column_types(shard: Any) -> dict[Any, tuple[pa.DataType, bool]]:
-    """Return the Arrow type of each column of a shard, with a flag for large integers.
+    """Return each column's Arrow type, and True if it has integers that float64 cannot represent.
 
     The flag is True if the column has integers that float64 cannot represent.
     """

@@ -29,7 +29,7 @@ logger = logging.getLogger("bigdl.orca")
 
 
 class RayXShards(XShards):
-    """XShards whose partitions are Ray objects: lists of shards.
+    """XShards whose partitions are objects in Ray's object store, each a list of shards.
 
     Create them with :meth:`from_spark_xshards`, with ``XShards.partition`` in a program with
     ``runtime="ray"``, or with :meth:`from_partition_refs`.  Ray computes transformations

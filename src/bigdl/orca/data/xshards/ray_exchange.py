@@ -54,7 +54,7 @@ class _ObjectStore:
 
 @dataclass(frozen=True)
 class RayAddress:
-    """Address at which Spark tasks connect to Ray for one exchange; pickled to the tasks.
+    """Address, token and object key with which Spark tasks connect to Ray for one exchange.
 
     Attributes
     ----------
@@ -73,14 +73,14 @@ class RayAddress:
 
     @classmethod
     def of(cls, cluster: RayCluster) -> RayAddress:
-        """Start the stores and return the address of the driver's Ray for one exchange."""
+        """Start a storage actor on each node; return the address at which tasks connect to Ray."""
         start_stores(cluster)
         context = ray.get_runtime_context()
         key = secrets.token_hex(8)
         return cls(context.gcs_address, context.namespace, key, shared_environment())
 
     def connect(self):
-        """Connect this process to Ray and return the store of its node."""
+        """Connect this process to Ray and return the storage actor of its node."""
         if ray.is_initialized() and ray.get_runtime_context().gcs_address != self.address:
             ray.shutdown()
         if not ray.is_initialized():
@@ -104,11 +104,11 @@ class RayAddress:
         return ray.get_actor(_STORE.format(node), namespace=self.namespace)
 
     def put(self, index, value) -> None:
-        """Send a value to the store of this node."""
+        """Send a value to the storage actor of this node."""
         ray.get(self.connect().put.remote(self.key, index, value))
 
     def take(self, index) -> Any:
-        """Return a value that the driver passed to the stores."""
+        """Return the object at an index of the list that the driver passed to :meth:`leave`."""
         return ray.get(ray.get(self.connect().references.remote(self.key))[index])
 
     # -- on the driver -------------------------------------------------------------------------
@@ -131,11 +131,11 @@ class RayAddress:
         return sorted(references.items(), key=lambda item: item[0])
 
     def leave(self, references: list) -> None:
-        """Pass objects to the stores, for tasks to take by their index in the list."""
+        """Pass objects to all storage actors, so that tasks can take them by list index."""
         ray_get([store.keep.remote(self.key, references) for store in _stores.values()])
 
     def drop(self) -> None:
-        """Delete the objects of this exchange from the stores."""
+        """Delete the objects of this exchange from the storage actors."""
         from bigdl.orca.cluster.ray import is_connected
 
         if is_connected():
@@ -144,7 +144,7 @@ class RayAddress:
 
 
 def start_stores(cluster: RayCluster) -> None:
-    """Start a store on every node, even on nodes that run no tasks."""
+    """Start a storage actor on every node, even on nodes that run no tasks."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     session, hosts = cluster.session, cluster.hosts

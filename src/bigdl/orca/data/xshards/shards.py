@@ -127,7 +127,7 @@ def computing(sc: SparkContext | None) -> Iterator[None]:
 
 
 def with_failures(shards: Iterable) -> Iterable:
-    """Return a partition's shards, in jobs of :func:`computing` with failures as FailedShards."""
+    """Return a partition's shards; in jobs of :func:`computing`, an error becomes a FailedShard."""
     return _with_failure(shards) if _task().getLocalProperty(_COMPUTING) else shards
 
 
@@ -244,7 +244,7 @@ def _exchange(rdd: RDD, cut: Callable, number: int, join: Callable | None) -> RD
 
 
 def hash_values(series):
-    """Hash each value; equal values have equal hashes, also with different dtypes."""
+    """Hash each value; equal values have equal hashes, even with different dtypes."""
     import pandas as pd
 
     null = series.isna().to_numpy()

@@ -567,7 +567,7 @@ class SparkXShards(XShards):
         return [self._derive(self.rdd.map(itemgetter(i))) for i in range(counts.pop())]
 
     def zip(self, other: SparkXShards) -> SparkXShards:
-        """Return XShards of pairs of the corresponding shards of these and other XShards.
+        """Pair each shard of these XShards with the corresponding shard of `other`.
 
         Raises
         ------
@@ -713,7 +713,7 @@ class SparkXShards(XShards):
         return self._derive(rdd, *others, class_name=DATA_FRAME)
 
     def _as_spark(self, prefix: str = "c") -> tuple[DataFrame, dict[Any, str]]:
-        """Return a Spark DataFrame of the rows, and its column names by the names in the shards."""
+        """Return a Spark DataFrame of the rows, and a dict from shard columns to its columns."""
         self._require_frames()
         return frames.spark_frame(self.rdd, prefix)
 
@@ -1121,7 +1121,7 @@ def _concatenate(frames: list) -> Any:
 
 
 def _signatures(path: str) -> dict[str, dict[str, str]]:
-    """Return the signatures of all files that Spark would read under a path, by folder."""
+    """Return the signature of each file that Spark would read under a path, by folder and name."""
     rows = active_spark().spark.read.format("binaryFile").load(path).select("path").collect()
     files = [posixpath.split(row.path) for row in rows]
     for folder in {folder for folder, _ in files}:
