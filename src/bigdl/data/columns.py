@@ -132,7 +132,7 @@ def _no_tensor(name: str, type_: pa.DataType) -> UsageError:
 
 
 def record_dtype(fields: Sequence[RecordField]) -> np.dtype:
-    """Return the NumPy dtype of a record, with the widest fields first to keep all aligned."""
+    """Return the NumPy dtype of a record, with the widest fields first to keep fields aligned."""
     formats: dict[str, np.dtype] = {}
     for field in sorted(
         fields, key=lambda f: -8 if f.layout != "fixed" else -np.dtype(f.dtype).itemsize

@@ -650,12 +650,12 @@ class _EpochReader:
             self._store = store
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Return the start and stop positions in the epoch of the rows of all ranks in a step."""
+        """Return the start and stop positions of a step's rows in the epoch, over all ranks."""
         start = self._start + step * self._stride
         return start, min(start + self._stride, self._loader.rows)
 
     def prepare(self, first: int, last: int) -> dict[int, Future[RecordStore]]:
-        """Load the windows of a range of steps and the next window; release earlier windows."""
+        """Load the shuffle windows of a range of steps and the next one; release earlier ones."""
         if not isinstance(self._order, WindowOrder) or self._loading is None:
             return {}
         low = self._order.number(self.bounds(first)[0])

@@ -68,7 +68,7 @@ class RowSource(ABC):
         return [(low, high) for low, high in itertools.pairwise(ends) if low < high]
 
     def pieces(self, leaves: Sequence[str], ranges: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-        """Yield readers for parts of the row ranges, each with the store index of its first row."""
+        """Yield functions that read consecutive rows, with the store index of each first row."""
         columns = list(dict.fromkeys(top_level(each, self.schema) for each in leaves))
         stored = 0
         for start, stop in ranges:

@@ -1,4 +1,4 @@
-"""Creators of PyTorch optimizers and losses from names or functions."""
+"""Functions that create PyTorch optimizers and losses by name or from user functions."""
 
 import functools
 from collections.abc import Callable, Mapping

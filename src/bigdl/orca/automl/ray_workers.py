@@ -226,7 +226,7 @@ class TuneTrial(tune.Trainable):
 
 
 def _start_peer(rank: int, workers: int, address: Address | None) -> Any:
-    """Start the peer of a rank in its bundle of this process's placement group."""
+    """Start the peer actor of a rank in the rank's bundle of this process's placement group."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group = cast("PlacementGroup", ray.util.get_current_placement_group())

@@ -1,4 +1,4 @@
-"""Backend choice, folders and the local trial loop of a search."""
+"""Choice of a search's backend and folder, and the loop that runs trials on this machine."""
 
 from __future__ import annotations
 

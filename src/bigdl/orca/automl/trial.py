@@ -233,7 +233,7 @@ class Builder(ABC):
         """
 
     def knows(self, metric: str) -> tuple[bool, str | None]:
-        """Return True if the model computes a metric of this name, and its mode if known."""
+        """Return whether the model computes a metric of this name, and its mode if known."""
         return False, None
 
 

@@ -128,7 +128,7 @@ class ConnectCluster(SparkCluster):
 
     @property
     def broadcaster(self) -> Any:
-        """Sender of bytes to all tasks, shared by all clusters of a session."""
+        """Object whose ``broadcast`` sends bytes to all tasks; one per session."""
         self._facts.broadcaster = self._facts.broadcaster or self
         return self._facts.broadcaster
 

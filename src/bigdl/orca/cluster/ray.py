@@ -102,7 +102,7 @@ class RayCluster:
 
     @property
     def asks_encryption(self) -> str:
-        """Setting that requires encrypted communication between processes, or ""."""
+        """Setting that requires encryption between processes, or "" if there is none."""
         return "RAY_USE_TLS=1" if os.environ.get("RAY_USE_TLS") == "1" else ""
 
     @property

@@ -263,7 +263,7 @@ def ray_get(references: Any) -> Any:
 
 
 def _usage_stats() -> dict[str, str]:
-    """Return the variable that disables Ray's usage statistics, unless the user set it."""
+    """Return the environment variable that disables Ray's usage statistics, unless it is set."""
     variables = opt_out_variables()
     return {USAGE_STATS: variables[USAGE_STATS]} if USAGE_STATS in variables else {}
 
@@ -386,14 +386,14 @@ def _import_path() -> str:
 
 
 def _authentication() -> dict[str, str]:
-    """Return variables with this process's token, unless the user configured authentication."""
+    """Return environment variables with Ray's token, unless the user configured authentication."""
     if any(os.environ.get(name) for name in (TOKEN, "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")):
         return {}
     return {"RAY_AUTH_MODE": "token", TOKEN: _token}
 
 
 def shared_environment() -> dict[str, str]:
-    """Return the variables, including the token, that processes need to join this Ray."""
+    """Return the environment variables, including the token, that processes need to join Ray."""
     names = (
         *ENVIRONMENT,
         USAGE_STATS,
@@ -406,7 +406,7 @@ def shared_environment() -> dict[str, str]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set variables, or unset those that are None; return the previous values.
+    """Set environment variables, or unset those that are None; return the previous values.
 
     Ray reads some of them at import only, so its cached values are updated.
     """
@@ -520,7 +520,7 @@ def start_on_spark(
 
 
 def _command(node_settings: Mapping[str, Any]) -> list[str]:
-    """Return the command of a node on this machine, with its address on the route to the head."""
+    """Return the command that starts a Ray node on this machine and joins it to the head."""
     host, _, port = node_settings["head"].rpartition(":")
     options = {"node-ip-address": outgoing_address(host, int(port)), **node_settings["options"]}
     arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]

@@ -190,7 +190,7 @@ class SparkCall:
 
 
 def one_row(values: Iterable[Any], schema: str):
-    """Return values as an Arrow record batch of one row, for a schema in Spark's text form."""
+    """Return values as a one-row Arrow record batch for a schema such as ``"id int, x string"``."""
     import pyarrow as pa
 
     types = {
@@ -222,7 +222,7 @@ def silent_when_closed(function: Callable) -> Callable:
 
 
 class _Silence:
-    """Object that silences Spark's daemon in the process that unpickles it."""
+    """Object that suppresses closed-connection tracebacks in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         return _silenced, ()

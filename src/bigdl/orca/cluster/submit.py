@@ -586,7 +586,7 @@ _SHOWN_LINES = 20  # shown lines of the log of a driver that failed without a tr
 
 
 def _with_environment(request: ContextRequest, machine: Machine) -> Machine:
-    """Add the packed Python environment to the machine, if it must be sent."""
+    """Return `machine` with the packed Python environment, if it must be sent."""
     if not request.packs_environment:
         return machine
     archive = packed_environment(conda_prefix(request.get("conda_name")))

@@ -143,7 +143,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def condition_of(error: Any) -> str:
-    """Return Spark's condition name of an error."""
+    """Return the name of an error's Spark error condition."""
     name = error.getCondition() if hasattr(error, "getCondition") else error.getErrorClass()
     return str(name)
 

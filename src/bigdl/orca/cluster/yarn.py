@@ -183,7 +183,7 @@ def driver_output(jvm: JVMView, tag: str) -> dict[str, str]:
 
 
 def _logs(jvm: JVMView, configuration: Any, report: Any, container: str) -> dict[str, str]:
-    """Return the logs of a container by name, if YARN has aggregated them."""
+    """Return a container's logs as a dict by log name, if YARN has aggregated them."""
     from py4j.protocol import Py4JJavaError
 
     aggregation = jvm.org.apache.hadoop.yarn.logaggregation

@@ -30,13 +30,13 @@ class FeedGroup(Feed):
 
     @property
     def version(self) -> dict[str, Any] | None:
-        """Version of each input that has one, by key."""
+        """Dict of table versions by input key, for inputs that have a version."""
         versions = {key: feed.version for key, feed in self.feeds.items()}
         return {key: each for key, each in versions.items() if each is not None} or None
 
     @property
     def identity(self) -> dict[str, Any] | None:
-        """Identity of each input that has one, by key."""
+        """Dict of row identities by input key, for inputs that have an identity."""
         identities = {key: feed.identity for key, feed in self.feeds.items()}
         return {key: each for key, each in identities.items() if each} or None
 

@@ -112,7 +112,7 @@ def cell_table(cells):
 
 
 def _pieces(arrays, rows, num_workers, limit):
-    """Split rows into ranges with at most `limit` bytes, but at least one row, per shard."""
+    """Split rows into ranges that give each shard at most `limit` bytes, but at least one row."""
     width = sum(a.nbytes for a in arrays) // rows
     step = max(1, limit // max(width, 1)) * num_workers
     return [(low, min(low + step, rows)) for low in range(0, rows, step)]
@@ -184,7 +184,7 @@ class ColumnFeed(Feed):
 
     @functools.cached_property
     def dtypes(self) -> dict[str, Any]:
-        """Keyword arguments for the conversion of values to columns."""
+        """Keyword arguments for the conversion of values to columns, such as the float dtype."""
         config = self.config
         dtypes: dict[str, Any] = {"floats": float_dtype(config), "texts": takes_texts(config)}
         if config.get("nulls_are_missing"):  # for models that support NaN
@@ -193,7 +193,7 @@ class ColumnFeed(Feed):
 
 
 class PackedFeed(ColumnFeed):
-    """Base class of feeds whose rows can be packed in cells, alone or with other feeds."""
+    """Base class of feeds that can pack their rows into binary cells, alone or with other feeds."""
 
     def check_local(self) -> None:
         raise UsageError(

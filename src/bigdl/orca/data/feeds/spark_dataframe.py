@@ -152,7 +152,7 @@ class SparkDataFrameFeed(PackedFeed):
         return packed, specs, close
 
     def _specs_like(self, reference):
-        """Return the column specs, with the types of columns of the same name in another feed."""
+        """Return the column specs, with types unified with those in the feed `reference`."""
         if reference is None:
             return self.specs
         owner, others = self.name or "the other data", {s.name: s for s in reference.specs}

@@ -407,7 +407,7 @@ def tf_dataset(reader: RecordReader, output_types: Any = None, output_shapes: An
 
 
 def write_parquet(format: str, output_path: str, *args: Any, **kwargs: Any) -> None:
-    """Write data of a known format as a :class:`ParquetDataset`.
+    """Write MNIST, an image folder or PASCAL VOC as a :class:`ParquetDataset`.
 
     Parameters
     ----------

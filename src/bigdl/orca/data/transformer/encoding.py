@@ -152,7 +152,7 @@ def encode_string(
     sort_for_array: bool = False,
     keep_most_frequent: bool = False,
 ) -> Any:
-    """Replace the values of columns with their numbers in the learned vocabularies.
+    """Replace the values of columns with their numbers in given vocabularies.
 
     Parameters
     ----------

@@ -109,7 +109,7 @@ class ConnectShards:
     # -- between partitions ------------------------------------------------------------------------
 
     def partitionBy(self, number: int, func: Callable[[Any], int] = int) -> ConnectShards:
-        """Move each pair to the partition that ``func(key)`` returns."""
+        """Move each ``(key, value)`` pair to partition ``func(key)``."""
         moved = by_partition(self._cells(lambda pair: func(pair[0])), number, "target")
         return ConnectShards(moved, (), number)
 
@@ -142,7 +142,7 @@ class ConnectShards:
         return ConnectShards(moved, (), number).mapPartitions(pairs)
 
     def reduceByKey(self, func: Callable) -> ConnectShards:
-        """Return pairs of each key and its values reduced by `func`, in one partition."""
+        """Reduce the values of each key with `func`; return all pairs in one partition."""
 
         def reduced(pairs: Iterable) -> Iterator[tuple]:
             by_key: dict = {}
@@ -179,7 +179,7 @@ class ConnectShards:
         return iter(self.collect())
 
     def to_frame(self, schema: str) -> DataFrame:
-        """Return a DataFrame of elements that are tuples, with the types of :func:`one_row`."""
+        """Convert elements, which must be tuples, to a DataFrame with a simple DDL schema."""
         run = self._run()
 
         def work(batches: Iterable) -> Iterator:

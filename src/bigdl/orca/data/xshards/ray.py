@@ -327,7 +327,7 @@ def assign_evenly(homes: Sequence[Sequence[str]], nodes: Sequence[str]) -> list[
 
 
 def _node_of_actors(actors) -> list[tuple[str, str]]:
-    """Return node id and address of each actor, or empty strings if it is not placed in time."""
+    """Return each actor's node id and address, or empty strings if Ray does not start it."""
     from ray._private.state import actors as states
 
     def node_of(actor) -> str | None:

@@ -33,7 +33,7 @@ _stores: dict[tuple[str, str], Any] = {}  # of this driver, by Ray session and n
 
 
 class _ObjectStore:
-    """Actor that owns objects created by short-lived processes."""
+    """Actor that owns objects created by short-lived processes, so that the objects persist."""
 
     def __init__(self):
         self._objects: dict[str, dict] = {}
@@ -182,7 +182,7 @@ def cells_to_ray(frame: DataFrame, cluster: RayCluster, num_workers: int) -> lis
 
 
 def _by_target(batches: Iterable) -> Iterator[tuple[int, Any]]:
-    """Group cells by worker and yield ``(worker, table)``, with tables of about one block."""
+    """Group cells by worker; yield ``(worker, table)`` pairs with tables of a limited size."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -414,7 +414,7 @@ class SparkXShards(XShards):
     # What is in them -----------------------------------------------------------------------------
 
     def _fields(self) -> dict[str, object]:
-        """Return the fields of the text representation without computing the shards."""
+        """Return the fields that ``repr`` shows, without computing the shards."""
         schema = self.type.get("schema") or {}
         try:
             partitions: object = self.num_partitions()
