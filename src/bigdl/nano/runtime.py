@@ -27,7 +27,7 @@ _SECONDS_KEPT = 60.0
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the process.
+    """A process setting that :func:`tune` has applied or skipped.
 
     Attributes
     ----------
@@ -346,7 +346,7 @@ def _keep_memory(seconds: float) -> None:
 
 
 def release_memory() -> None:
-    """Return memory kept after the last fit to the system, and end its thread before a fork."""
+    """Return memory kept after a fit to the system, and end the timer thread, as before a fork."""
     while _kept:
         kept = _kept.pop()
         kept.end()

@@ -36,7 +36,7 @@ _PLAIN = object()
 
 
 def spaces_in(value: Any) -> dict[str, Domain]:
-    """Return the simple spaces in a value by parameter name."""
+    """Return the search spaces inside a value, which may be nested, by parameter name."""
     return Naming(value, SPLITTER).domains
 
 
@@ -88,13 +88,13 @@ class SearchableValue(Lazy):
 
     @property
     def rand(self) -> Any:
-        """A random value, drawn with Python's ``random`` generator."""
+        """The value with a random choice for each space, drawn with Python's ``random``."""
         distributions = {name: space.distribution for name, space in self.kwspaces.items()}
         rng = np.random.default_rng(random.getrandbits(64))
         return with_config(self, random_parameters(distributions, rng))
 
     def sample(self, **config: Any) -> Any:
-        """Return the value for the given parameters.
+        """Return the value with the given parameters, and with the defaults of all others.
 
         Parameters
         ----------

@@ -48,7 +48,7 @@ def split_arguments(
 
 
 def directions_of(options: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, str]:
-    """Return the direction of each metric by name from the options of a search.
+    """Return ``"minimize"`` or ``"maximize"`` for each metric, from the options of a search.
 
     Raises
     ------

@@ -67,7 +67,7 @@ class HPOConfig:
         self._tf.undo()
 
     def enable_hpo_pytorch(self) -> None:
-        """Set the flag of BigDL 2.x; searches of PyTorch models do not need it."""
+        """Set the PyTorch flag that code for BigDL 2.x sets; searches do not need it."""
         self._pytorch = True
 
     def disable_hpo_pytorch(self) -> None:

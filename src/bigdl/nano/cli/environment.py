@@ -204,7 +204,7 @@ def _allocator(name: str, plan: Plan, environ: Mapping[str, str]) -> dict[str, s
 
 
 def _merged(present: str, added: Mapping[str, str]) -> str:
-    """Add our glibc tunables to the user's, and keep the user's values of the same names."""
+    """Add glibc tunables to those that the user has set; the user's values take precedence."""
     parts = [part for part in present.split(":") if part]
     names = {part.partition("=")[0] for part in parts}
     parts += [f"{name}={value}" for name, value in added.items() if name not in names]

@@ -77,7 +77,7 @@ _EXACT = (
 
 
 class _Lookup(NamedTuple):
-    """A table lookup: the table's size and the output with its indices."""
+    """An embedding or Gather lookup: the table size, and the node output with the indices."""
 
     indices: Any  # output of a node
     rows: int
@@ -104,7 +104,7 @@ def never_negative(network: Any) -> list[str]:
 
 
 class IntegerGuard:
-    """Check of each call's integer inputs against the limits of a network.
+    """Guard that checks each call's integer inputs against the ranges that are computed correctly.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class IntegerGuard:
             self.limits = self._derive_limits(self._graph)
 
     def _derive_limits(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
-        """Return the exact ranges of the inputs whose dtype allows values outside of them."""
+        """Return the correctly computed range of each integer input that can exceed its range."""
         boxes: dict[int, Box] = {
             position: (
                 np.full(self._columns[position], max(low, _LOW), object),
@@ -176,7 +176,7 @@ class IntegerGuard:
         ]
 
     def checked(self, arrays: Sequence[np.ndarray]) -> tuple[Any, list[np.ndarray]] | None:
-        """Check the integers of one call.
+        """Check one call's integers; return an exact network and its inputs if this one is inexact.
 
         Parameters
         ----------
@@ -294,7 +294,7 @@ class IntegerGuard:
 
 
 class _Integers:
-    """Analysis of the integers that a network computes from its inputs alone."""
+    """Range analysis of the integers that a network computes from its integer inputs."""
 
     def __init__(self, network: Any):
         self.network = network
@@ -349,7 +349,7 @@ class _Integers:
         self.lookups.append(_Lookup(indices, shape[axis].get_length(), not embedding))
 
     def direct(self) -> list[tuple[int, int | None, _Lookup]]:
-        """Return the lookups whose indices are all values or one column of an input."""
+        """Return the lookups whose indices are an input or a column of it, with their positions."""
         direct = []
         for lookup in self.lookups:
             node, column = lookup.indices.get_node(), None
@@ -391,7 +391,7 @@ class _Integers:
                 )
 
     def problem(self, boxes: Mapping[int, Box], *, lookups: bool = True) -> str | None:
-        """Describe an integer that may be wrong for inputs in these ranges, or return None.
+        """Name a value that may be computed wrongly for inputs in these ranges, or return None.
 
         Parameters
         ----------
@@ -466,7 +466,7 @@ class _Indices:
         self._compiled = compile(openvino.Model(results, whole, "indices"))
 
     def ranges(self, arrays: Sequence[np.ndarray]) -> list[tuple[_Lookup, Interval]]:
-        """Return each lookup with the range of its indices for a call's arrays."""
+        """Return each lookup with the smallest and largest index that the input arrays lead to."""
         request = self._compiled.take()
         try:
             values = self._compiled.infer(request, [arrays[each] for each in self._positions])
@@ -479,7 +479,7 @@ class _Indices:
 
 
 class _Split:
-    """A network in two parts: integers that the reference implementation computes, and the rest.
+    """A network cut in two: integers, which the reference implementation computes, and the rest.
 
     Attributes
     ----------
@@ -550,7 +550,7 @@ class _Split:
         return _Indices(self._network.clone(), self._compile)
 
     def evaluate(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the integers that the reference implementation computes from the inputs."""
+        """Return the integers, computed from the inputs by OpenVINO's reference implementation."""
         empty = openvino.Shape([0])
         tensors = [openvino.Tensor(each.get_element_type(), empty) for each in self._first.outputs]
         inputs = [openvino.Tensor(np.ascontiguousarray(each)) for each in arrays]
@@ -572,7 +572,7 @@ def _without_remainders(network: Any) -> None:
 
 
 def _without_rounding(network: Any) -> None:
-    """Remove operators that round integers."""
+    """Remove Ceiling, Floor and Round nodes that have integer inputs, which they do not change."""
     for node in network.get_ordered_ops():
         op_type = node.get_type_name()
         if op_type in ("Ceiling", "Floor", "Round") and node.get_element_type().is_integral():
@@ -581,7 +581,7 @@ def _without_rounding(network: Any) -> None:
 
 
 def _without_bits_of_booleans(network: Any) -> None:
-    """Replace bitwise by logical operators on booleans, which the reference computes exactly."""
+    """Replace bitwise operators on booleans by logical ones, which are computed exactly."""
     from openvino import opset13
 
     logical = {
@@ -604,7 +604,7 @@ def _largest(boxes: Mapping[int, tuple[int, int]]) -> int:
 
 
 def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
-    """Return True if a node's integers are exact in float32."""
+    """Return True if float32 represents all integers in the given ranges of a node's values."""
     signs = node.get_type_name() != "Divide"  # a division rounds towards zero
     return all(
         each is None
@@ -614,7 +614,7 @@ def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
 
 
 def _computed(node: Any, inputs: list[Interval]) -> Interval:
-    """Return the interval of a node's values, given those of its inputs, or None if unknown."""
+    """Return the range of a node's output from the ranges of its inputs, or None if unknown."""
     op_type = node.get_type_name()
     if op_type in _LOGICAL or node.get_element_type().get_type_name() == "boolean":
         return 0, 1
@@ -634,7 +634,7 @@ def _computed(node: Any, inputs: list[Interval]) -> Interval:
 def _computed_of_all(
     node: Any, op_type: str, inputs: list[tuple[int, int] | None]
 ) -> tuple[int, int] | None:
-    """Return the range of all values of a node from the ranges of its inputs."""
+    """Return one range for a node's whole output from one range per input, or None if unknown."""
     if op_type in ("FloorMod", "Mod"):
         divisor = inputs[1]
         if divisor is None or divisor[0] <= 0:
@@ -670,7 +670,7 @@ def _computed_of_all(
 
 
 def _moved(move: Callable[[np.ndarray, list[int]], np.ndarray], axes_from: int) -> Callable:
-    """Return the bounds function of an operator that only adds or removes axes."""
+    """Return a function that computes the output range of an operator that adds or removes axes."""
 
     def moved(node: Any, inputs: list[Interval]) -> Interval:
         box = inputs[0]
@@ -683,7 +683,7 @@ def _moved(move: Callable[[np.ndarray, list[int]], np.ndarray], axes_from: int) 
 
 
 def _gathered(node: Any, inputs: list[Interval]) -> Interval:
-    """Return the bounds of the columns that constant indices select."""
+    """Return the output range of a Gather node, per column if its indices are constant."""
     box, axes = inputs[0], _integers_of(node, 2)
     indices = node.input_value(1).get_node()
     if (
@@ -735,13 +735,13 @@ _BY_COLUMN: dict[str, Callable[[Any, list[Interval]], Interval]] = {
 
 
 def _has_rank(box: Box, value: Any) -> bool:
-    """Return True if bounds have the rank of their value, so that axes match."""
+    """Return True if the bounds in `box` have as many axes as the node output `value`."""
     rank = value.get_partial_shape().rank
     return rank.is_static and np.ndim(box[0]) == rank.get_length()
 
 
 def _column_of(node: Any) -> int | None:
-    """Return the one column that a Gather selects from the last dimension, or None."""
+    """Return the column if a Gather selects a single one from the last dimension, else None."""
     indices, axes = _integers_of(node, 1), _integers_of(node, 2)
     rank = node.input_value(0).get_partial_shape().rank
     if indices is None or len(indices) != 1 or axes is None or rank.is_dynamic:
@@ -760,17 +760,17 @@ def _integers_of(node: Any, position: int) -> list[int] | None:
 
 
 def _of_all(interval: Interval) -> tuple[int, int] | None:
-    """Return the range of the values of all columns, or None if unknown."""
+    """Merge the ranges of all columns into one range; return None if the range is unknown."""
     return None if interval is None else _whole_range(interval)
 
 
 def _whole_range(box: Box) -> tuple[int, int]:
-    """Return the range of the values of all columns."""
+    """Merge the ranges of all columns into one range."""
     return int(np.min(box[0])), int(np.max(box[1]))
 
 
 def _columns_of(shape: Any) -> tuple[int, ...]:
-    """Return the shape of an input's bounds, which are per column if the last axis is short."""
+    """Return the array shape of an input's bounds: one per column if the last axis is short."""
     if shape.rank.is_dynamic:
         return ()
     ones = [1] * shape.rank.get_length()
@@ -789,7 +789,7 @@ def _box_of(array: np.ndarray, columns: tuple[int, ...]) -> Box:
 
 
 def _compact(end: np.ndarray) -> Any:
-    """Return bounds as one integer if all columns are equal, else as an int64 array."""
+    """Return the bounds of all columns as one integer if they are equal, else as an int64 array."""
     alike = np.all(end == end.flat[0])
     return int(end.flat[0]) if alike else end.astype(np.int64)
 
@@ -865,7 +865,7 @@ def _range_of(element_type: Any) -> tuple[int, int]:
 
 
 def _narrows(node: Any) -> bool:
-    """Return True if a Convert drops bits of integers."""
+    """Return True if a Convert node's output type cannot represent all its input integers."""
     target = node.output(0).get_element_type()
     if target.get_type_name() == "boolean" or not target.is_integral():
         return False
@@ -875,7 +875,7 @@ def _narrows(node: Any) -> bool:
 
 
 def _before_converts(value: Any) -> Any:
-    """Return an integer value before its conversions to other integer types."""
+    """Return the integer output that Convert nodes turn into `value`, or `value` itself."""
     node = value.get_node()
     while node.get_type_name() == "Convert":
         before = node.input_value(0)

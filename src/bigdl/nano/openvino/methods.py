@@ -140,7 +140,7 @@ def _with_steps(network, keywords: Mapping[str, Any]):
 
 
 def _by_input(value: Any, network: Any, parse: Callable[[Any], Any]) -> dict[int, Any]:
-    """Return values by input position, for the named inputs or for all floating-point inputs."""
+    """Parse a conversion keyword into one value per input: by name, or for all float inputs."""
     if isinstance(value, str) and any(bracket in value for bracket in "[("):
         value = named_values(value)
         value = value.get("", value)
@@ -166,7 +166,7 @@ def _numbers(value: Any) -> list[float]:
 
 
 def _layout(value: Any) -> tuple[str, ...]:
-    """Return the layout that the network was built for, and the layout of its inputs."""
+    """Parse ``"NCHW"``, or ``"NCHW->NHWC"`` for a network built for NCHW that will receive NHWC."""
     parts = tuple(part.strip().upper() for part in str(value).split("->"))
     if not all(parts) or len(parts) > 2:
         raise UsageError(
@@ -178,7 +178,7 @@ def _layout(value: Any) -> tuple[str, ...]:
 
 
 def _shapes(keywords: Mapping[str, Any], network: Any) -> Any:
-    """Return the shapes in ``input`` and ``input_shape``, or None if there are none."""
+    """Return the input shapes that the keywords ``input`` and ``input_shape`` set, or None."""
     named, shapes = keywords.get("input"), keywords.get("input_shape")
     names = _BRACKETS.sub("", named).split(",") if isinstance(named, str) else named or ()
     names = [name.strip() for name in names]

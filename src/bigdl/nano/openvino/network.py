@@ -366,7 +366,7 @@ class _Compilation:
 
     @cached_property
     def worth_static_shapes(self) -> bool:
-        """True if a compilation per shape is worthwhile: for small networks with dynamic inputs."""
+        """True if compiling once per input shape pays off: small networks with dynamic inputs."""
         ops = self.network.get_ops()
         constants = (op.get_byte_size() for op in ops if op.get_type_name() == "Constant")
         dynamic = any(port.partial_shape.is_dynamic for port in self.network.inputs)
@@ -374,7 +374,7 @@ class _Compilation:
 
     @cached_property
     def input_shapes(self) -> list[tuple[int, ...]] | None:
-        """Input shapes if arrays are copied into a request; None if they are shared."""
+        """Static input shapes if calls copy arrays into a request; None if they share memory."""
         ports = [*self.compiled.inputs, *self.compiled.outputs]
         names = {port.get_element_type().get_type_name() for port in ports}
         fixed = all(port.partial_shape.is_static for port in ports)
@@ -386,7 +386,7 @@ class _Compilation:
         return shapes[: len(self.compiled.inputs)]
 
     def infer_bound(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
-        """Run once by copying small arrays; return None if their shapes do not fit."""
+        """Run once on copies of small arrays; return None if the network takes other shapes."""
         shapes = self.input_shapes
         if shapes is None:
             return None
@@ -498,7 +498,7 @@ class CompiledNetwork:
         self._now = self._compiled(network)
 
     def _compiled(self, network: Any) -> _Compilation:
-        """Compile a network and derive the limits of its integers."""
+        """Compile a network and derive the ranges of integer inputs that it computes correctly."""
         device, config = self.device, self.final_config  # no reference cycle through self
         made = _Compilation(network, device, config)
         made.integers = IntegerGuard(
@@ -603,7 +603,7 @@ class CompiledNetwork:
             now.integers = self._compiled(now.network).integers
 
     def _ready_for(self, inputs: Sequence[np.ndarray]) -> tuple[_Compilation, Sequence[np.ndarray]]:
-        """Return the compilation for these inputs, and its input arrays."""
+        """Return a compilation that computes these inputs correctly, and the arrays for it."""
         now = self._now
         guard = now.integers
         if guard is not None and guard.limits:
@@ -680,7 +680,7 @@ class CompiledNetwork:
         return write_network(self._now.network, path)
 
     def __getstate__(self) -> dict:
-        """Return the pickle state, which holds the network's files instead of its compilation."""
+        """Return the pickle state, which has the network's files but no compiled network."""
         state = {key: value for key, value in vars(self).items() if key != "_lock"}
         return state | {"_now": network_bytes(self._now.network)}
 
@@ -724,14 +724,14 @@ class CompiledNetwork:
 
 
 def _may_take_cpu(device: str) -> bool:
-    """Return True for a combination of devices that may include the CPU."""
+    """Return True for an AUTO, MULTI or HETERO device that may use the CPU."""
     plugin, _, listed = device.partition(":")
     names = [each.partition("(")[0] for each in listed.split(",")]
     return plugin in ("AUTO", "MULTI", "HETERO") and (not listed or "CPU" in names)
 
 
 def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
-    """Convert the inputs to arrays of the network's types, by position."""
+    """Convert the inputs to arrays of the network's types; return them by input position."""
     if len(inputs) != len(now.names):
         raise UsageError(
             f"The network has {len(now.names)} inputs ({', '.join(now.names)}), "

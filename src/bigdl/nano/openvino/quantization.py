@@ -1,4 +1,4 @@
-"""Quantization of OpenVINO networks by NNCF, and its cost for each layer."""
+"""Quantization of OpenVINO networks with NNCF, and the error that each quantized layer adds."""
 
 import ctypes
 import dataclasses
@@ -45,7 +45,7 @@ RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell"
 
 
 def metric_of(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | None]]) -> float:
-    """Return the value of a metric on a network's first output and the targets."""
+    """Return a metric's value, computed from a network's first output and the targets."""
     if any(target is None for _, target in batches):
         raise UsageError(
             "A metric needs targets, but a batch has only inputs", code="data-structure"
@@ -178,7 +178,7 @@ class Quantizer:
 
     @cached_property
     def _fully(self) -> tuple[Any, bool | None]:
-        """The network with all layers quantized, and the smoothing that was used."""
+        """The network with all layers quantized, and the value of `smooth` that was used."""
         alternatives = [self.smooth]
         if self.smooth is None and self.weights is None and has_attention(self.network):
             alternatives = [False, True]
@@ -262,12 +262,12 @@ class Quantizer:
         return _outputs(self.network, self.batches[:_RANKED_ON])
 
     def _error(self, network: Any) -> float:
-        """Return the error of a network's outputs on a few batches."""
+        """Return the error of a network's outputs, relative to the original, on a few batches."""
         return relative_error(self._expected, _outputs(network, self.batches[:_RANKED_ON]))
 
     @cached_property
     def ranking(self) -> list[str]:
-        """Names of the quantized layers, the most costly to quantize first.
+        """Names of the quantized layers, by the error that quantization adds, largest first.
 
         A layer's cost is the decrease of the outputs' error if only this layer is restored.
         """
@@ -304,14 +304,14 @@ def _in_floats(network: Any) -> Sequence[str]:
 
 
 def _products_of_activations(network: Any) -> Iterator[Any]:
-    """Yield the matrix products of a network that have no weights."""
+    """Yield the MatMul nodes of a network that multiply two activations."""
     for op in network.get_ops():
         if op.get_type_name() == "MatMul" and not any(map(_constant_behind, op.input_values())):
             yield op
 
 
 def _constant_behind(value: Any) -> Any:
-    """Return the constant from which a few simple operators compute a value, or None."""
+    """Return the constant that conversions, scaling or reshaping turn into `value`, or None."""
     node = value.get_node()
     for _ in range(6):
         if node.get_type_name() == "Constant":
@@ -323,7 +323,7 @@ def _constant_behind(value: Any) -> Any:
 
 
 def _for_any_batch(network):
-    """Return a copy that accepts any batch size, and the original input shapes."""
+    """Return a copy that accepts any batch size if possible, and the original input shapes."""
     shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
     clone = network.clone()
     try:
@@ -347,13 +347,13 @@ def _quantized_layers(network) -> Iterator[Any]:
 
 
 def _unquantized(value):
-    """Return an activation before its quantization, or None if it is not quantized."""
+    """Return the input of the FakeQuantize node that computes `value`, or None for other nodes."""
     node = value.get_node()
     return node.input_value(0) if node.get_type_name() == "FakeQuantize" else None
 
 
 def _is_compressed(value: Any) -> bool:
-    """Return True if a value is a scaled integer constant."""
+    """Return True if a value is a weight that is stored as integers and dequantized on use."""
     constant = _constant_behind(value)
     return (
         constant is not None

@@ -67,7 +67,7 @@ class SplitError(UsageError):
 
 @dataclass(frozen=True)
 class _Plain:
-    """A value that one node computes."""
+    """A tensor that a single node computes as a whole."""
 
     side: int
     output: Any
@@ -75,7 +75,7 @@ class _Plain:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """A value cut along one axis into pieces that depend on different inputs.
+    """A tensor cut along one axis into pieces that different parts of the network compute.
 
     The value at ``positions[i]`` along the axis is the i-th of the piece.
     """
@@ -87,7 +87,7 @@ class _Pieces:
 
 @dataclass(frozen=True)
 class _Sum:
-    """A value that is a sum of terms that depend on different inputs."""
+    """A tensor that is the sum of terms that different parts of the network compute."""
 
     terms: dict[int, Any]  # by side
 
@@ -183,7 +183,7 @@ class _Parts:
 
 
 class _Graph:
-    """Traversal of a network that builds its three parts."""
+    """Traversal of a network that builds the common, the per-row and the joint part from it."""
 
     def __init__(self, network: Any, common: frozenset[int]):
         from openvino import opset13
@@ -283,7 +283,7 @@ class _Graph:
         return self._values[source.get_node().get_name(), source.get_index()]
 
     def _lift(self, side: int, output: Any) -> Any:
-        """Return a value of another part as an input of the joint part."""
+        """Return the joint part's input for a tensor that another part computes."""
         if side in (_CONSTANT, _BOTH):
             return output
         key = output.get_node().get_name(), output.get_index()
@@ -303,7 +303,7 @@ class _Graph:
         return self._lifted[key][2]
 
     def _plain(self, value: _Value) -> _Plain:
-        """Return a value as the output of one node, assembled in the joint part if necessary."""
+        """Return a value as one node output; join its pieces or add its terms in the joint part."""
         if isinstance(value, _Plain):
             return value
         if isinstance(value, _Sum):
@@ -326,7 +326,7 @@ class _Graph:
         return self._broadcast(self._lift(plain.side, plain.output))
 
     def _broadcast(self, output: Any) -> Any:
-        """Repeat a value of one row for all rows."""
+        """Repeat a tensor of one row for all rows; return other tensors unchanged."""
         shape = output.get_partial_shape()
         if not shape[0].is_static:
             return output
@@ -352,7 +352,7 @@ class _Graph:
         return factory.create(node.get_type_name(), list(inputs), node.get_attributes())
 
     def _joined(self, axis: int, size: int, pieces: list[tuple[int, Any, np.ndarray]]) -> _Value:
-        """Join pieces along an axis, merging those of the same part."""
+        """Join pieces along an axis into one value, after concatenating the pieces of each part."""
         merged = []
         for side in (_CONSTANT, _COMMON, _PER_ROW, _BOTH):
             of_side = [(out, positions) for each, out, positions in pieces if each == side]
@@ -421,7 +421,7 @@ class _Graph:
         return [_Plain(side, out) for out in self._clone(node, outputs).outputs()]
 
     def _added(self, node: Any, values: list[_Value]) -> _Value | None:
-        """Compute a sum of values as separate sums for each part, or return None if impossible."""
+        """Add or subtract two values with one sum per part, or return None if impossible."""
         if any(isinstance(each, _Pieces) for each in values):
             return None
         rank = _rank(node)
@@ -482,7 +482,7 @@ class _Graph:
         return self._joined(axis, size, made)
 
     def _cut(self, value: _Value, axis: int, size: int, positions: np.ndarray, rank: int) -> _Plain:
-        """Select positions along an axis of an operand that is broadcast to the result's shape."""
+        """Select positions along an axis of an operand, unless the operand is broadcast on it."""
         if isinstance(value, _Pieces):
             for side, out, piece in value.pieces:
                 if np.isin(positions, piece).all():
@@ -501,7 +501,7 @@ class _Graph:
         return _Plain(value.side, self._gather(value.output, positions, at))
 
     def _each_part(self, value: _Value, function: Callable[[Any], Any]) -> dict[int, Any] | None:
-        """Apply a linear function to the terms of a sum."""
+        """Apply a linear function to each term of a sum; return None for other values."""
         if not isinstance(value, _Sum):
             return None
         return {side: function(out) for side, out in value.terms.items()}
@@ -557,7 +557,7 @@ class _Graph:
         return self._reshaped_value(value, node) if chosen.ndim == 0 else value
 
     def _chosen(self, data: _Pieces, selected: np.ndarray) -> _Value:
-        """Select positions along the axis by which a value is cut into pieces."""
+        """Select positions of a value along the axis that separates its pieces."""
         pieces = []
         for side, out, positions in data.pieces:
             to = np.flatnonzero(np.isin(selected, positions))
@@ -626,7 +626,7 @@ class _Graph:
         return self._reshaped_value(values[0], node)
 
     def _reshaped_value(self, value: _Value, node: Any) -> _Value | None:
-        """Reshape the rows of a value to the shape of the node's output."""
+        """Reshape each row of a value to a node's output shape, or return None if impossible."""
         after = _fixed(_sizes(node.output(0)))
         if after is None:
             return None
@@ -716,7 +716,7 @@ class _Graph:
         return self._summed(terms)
 
     def _shape(self, node: Any, values: list[_Value]) -> _Value | None:
-        """Return the shape of a value cut into pieces without computing the value."""
+        """Return the result of a ShapeOf node without computing its input, or None."""
         sizes = _sizes(node.input(0))
         if None in sizes[1:] or sizes[0] is not None:
             return None
@@ -780,7 +780,7 @@ def _rank_of(value: _Pieces) -> int:
 
 
 def _are_even(node: Any, value: _Sum) -> bool:
-    """Return True if all terms of a sum have its shape, apart from the number of rows."""
+    """Return True if every term has the sum's row shape, so that no term needs broadcasting."""
     expected = _sizes(node.input(0))[1:]
     return None not in expected and all(_sizes(out)[1:] == expected for out in value.terms.values())
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class FutureAwaiter:
-    """Awaitable results of futures that model threads complete.
+    """Adapter through which an event loop awaits futures that model threads complete.
 
     All results of a batch are delivered by one call into the loop. ``asyncio.wrap_future`` makes
     one call per future, and each of them blocks the model thread while the loop is busy.
@@ -83,5 +83,5 @@ def _deliver(done: Future[T], waiting: asyncio.Future[T]) -> None:
 
 
 def late(seconds: float) -> DeadlineError:
-    """Return the error of a request that exceeded its timeout."""
+    """Return the error for a request that was not answered within its timeout of `seconds`."""
     return DeadlineError(f"The request was not answered within its time of {seconds:g} s")

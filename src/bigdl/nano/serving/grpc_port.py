@@ -322,7 +322,7 @@ class GrpcPort:
     def _as_stream(
         self, path: str, handler: grpc.RpcMethodHandler, group: str
     ) -> grpc.RpcMethodHandler:
-        """Return a streaming handler of a unary method that reads the message itself."""
+        """Wrap a unary method in a streaming handler, which reads the request message itself."""
         method = _Method(
             path,
             handler.unary_unary,

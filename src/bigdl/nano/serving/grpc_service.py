@@ -109,7 +109,7 @@ class InferenceHandlers:
     def _guarded(
         self, name: str, method: Callable[[Message], Message]
     ) -> Callable[[Message, object], object]:
-        """Return a method that converts the errors of `method` to gRPC statuses."""
+        """Wrap `method` so that its errors become gRPC statuses."""
 
         def answer(request: Message, context: object) -> Message:
             try:

@@ -126,7 +126,7 @@ Handler = Callable[..., Awaitable[HttpAnswer]]
 
 
 class _Refused(Exception):
-    """Exception that answers a request with a status before its handler runs."""
+    """Exception for a request that gets an HTTP error status before its handler runs."""
 
     def __init__(self, status: int, sentence: str, **headers: str):
         super().__init__(sentence)
@@ -434,7 +434,7 @@ def server_metadata() -> dict[str, Any]:
 
 
 def _purpose(path: str) -> str:
-    """Return the purpose that a request's token must allow, by the request's path."""
+    """Return the purpose (infer, admin or metrics) that a token must allow for a request path."""
     if path.startswith("/v2/repository/models/"):
         return ADMIN
     return METRICS if path == "/metrics" else INFER

@@ -246,7 +246,7 @@ class ServingMetrics:
             in_flight.dec()
 
     def requested(self, model: str, version: str, protocol: str, code: str, seconds: float) -> None:
-        """Record a request for a model; an unknown model has an empty name."""
+        """Record the result and duration of a request; an unknown model has an empty name."""
         self._child("bigdl_requests", model, version, protocol, code).inc()
         self._child("bigdl_request_seconds", model, protocol).observe(seconds)
 
@@ -293,7 +293,7 @@ class ServingMetrics:
         self._child("bigdl_recommender_stage_seconds", stage).observe(seconds)
 
     def answered(self, source: str, users: int = 1) -> None:
-        """Count answered users by the source of their items."""
+        """Count users that received an answer, by the source of the items in it."""
         self._child("bigdl_recommender_answers", source).inc(users)
 
     def lost(self, shard: str) -> None:

@@ -476,7 +476,7 @@ class ModelRepository:
             self._retire(removed)
 
     def _retire(self, deployed: Deployment) -> None:
-        """Close a version in a thread when its last lease has ended."""
+        """Close a model version, in a separate thread, once no request uses it."""
 
         def close() -> None:
             with self._changed:

@@ -109,7 +109,7 @@ class ModelRunner:
         return replace(self, signature=signature, joins=joins)
 
     def _outputs(self, one: list[np.ndarray], two: list[np.ndarray]) -> list[TensorSpec]:
-        """Return the specs of the outputs, with types and sizes observed for 1 and 2 rows."""
+        """Return the output specs, with types and sizes from the results for 1 row and 2 rows."""
         specs = []
         for spec, first, second in zip(self.signature.outputs, one, two, strict=True):
             dtype = np.dtype(object) if first.dtype.kind in "SUO" else first.dtype
@@ -126,7 +126,7 @@ class ModelRunner:
         return bool(inputs) and all(spec.shape and spec.shape[0] == -1 for spec in inputs)
 
     def _rows_independent(self, together: list[np.ndarray]) -> bool:
-        """Return True if two rows have the same results in one batch as separately."""
+        """Return True if two rows give the same results one by one as together in one batch."""
         for row in (0, 1):
             alone = self.run([each[row : row + 1] for each in self.arrays_of(2)])
             for part, whole in zip(alone, together, strict=True):

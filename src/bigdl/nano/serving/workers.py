@@ -89,7 +89,7 @@ class ServerWorker:
 
 
 class PeerWorkers:
-    """Messages between a worker and the other workers of the server.
+    """Connection through which a worker exchanges messages with the server's other workers.
 
     From now on the service reports the metrics of all workers, and a change by a client is made in
     all workers.
@@ -145,7 +145,7 @@ class PeerWorkers:
         ).encode()
 
     def _take_over(self, state: Mapping[str, Any]) -> None:
-        """Repeat the changes that clients made before this worker started."""
+        """Apply the model changes that clients made before this worker started."""
         repository = self._service.repository
         for name in repository.names():
             try:

@@ -159,7 +159,7 @@ def get_affinity_core_num() -> int:
 def schedule_processors(
     num_workers: int, cores_per_worker: int | None = None
 ) -> list[dict[str, str]]:
-    """Return each worker's environment, with which Intel's OpenMP pins the worker to its cores.
+    """Return one environment per worker, in which Intel's OpenMP pins it to separate cores.
 
     GNU's OpenMP, which PyTorch's wheels include, only reads ``OMP_NUM_THREADS``;
     :func:`bigdl.runtime.launch.launch` pins its workers with any OpenMP runtime.

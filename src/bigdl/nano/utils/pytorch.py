@@ -182,7 +182,7 @@ def get_input_example(
 
 
 def complement_input_sample(model: torch.nn.Module, input_sample: Any) -> tuple:
-    """Return the values of all of forward's arguments, with defaults for missing ones.
+    """Return the values of all arguments of forward, with defaults for missing ones.
 
     Parameters
     ----------

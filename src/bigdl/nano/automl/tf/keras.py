@@ -421,7 +421,7 @@ def _holds_layers(value: Any) -> bool:
 
 
 def _unbuilt(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Return the layer, or an unbuilt copy of a built one, so that trials do not share shapes."""
+    """Return a built layer, or a copy of an unbuilt one, so that trials do not share its shapes."""
     return layer if layer.built else type(layer).from_config(layer.get_config())
 
 

@@ -115,7 +115,7 @@ class Target:
 
 
 def _names(compiled: Mapping[str, Any]) -> list[str] | None:
-    """Return the names of the compiled metrics, or None if they are set per output."""
+    """Return the names of the metrics passed to ``compile``, or None if they are set per output."""
     metrics = compiled.get("metrics") or []
     if not isinstance(metrics, (list, tuple)):
         metrics = [metrics]

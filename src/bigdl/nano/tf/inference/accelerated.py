@@ -192,12 +192,12 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def _rebuilt(
         self, results: list[np.ndarray], convert: Callable[[np.ndarray], object] | None = None
     ) -> object:
-        """Nest ndarrays, converted if requested, in the structure of the original's results."""
+        """Nest flat results like the original's results, with `convert` applied if it is set."""
         declared = self._declared(results)
         return self.nano_outputs.rebuild(map(convert, declared) if convert else declared)
 
     def _in_a_graph(self, leaves: list) -> object:
-        """Run the call as one operation in a TensorFlow graph, e.g. that of ``evaluate``."""
+        """Run the model as one operation of a TensorFlow graph, such as that of ``evaluate``."""
         ports = self.nano_ports
 
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -213,7 +213,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def load_from(
         cls, directory: Path, meta: Mapping, model: keras.Model, device: str | None
     ) -> Self:
-        """Load a saved directory."""
+        """Load an accelerated model from a directory that :func:`save_model` wrote."""
         if "ports" not in meta:
             raise UsageError(
                 "The directory does not describe the model's inputs and outputs; directories of "
@@ -236,7 +236,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> tuple:
-        """Pickle the files of the model's saved directory, without the original."""
+        """Pickle the files that saving the model writes, without the original model."""
         with scratch_folder("nano") as folder:
             save_model(self, Path(folder, "model"))
             files = {f.name: f.read_bytes() for f in Path(folder, "model").iterdir()}
@@ -535,7 +535,7 @@ def _in_order(
 
 
 def _named(ports: list, names: list[str]) -> list:
-    """Return the port with each name, and None for each name without a port."""
+    """Return the network port for each of `names`, or None for a name that no port has."""
     by_name = {name.removesuffix(":0"): port for port in ports for name in port.get_names()}
     return [by_name.get(name.removesuffix(":0")) for name in names]
 

@@ -39,7 +39,7 @@ class Original(Method[ModelSource]):
 
 @dataclass(frozen=True)
 class MixedBF16(Method[KerasSource]):
-    """Keras with the policy ``mixed_bfloat16``."""
+    """Inference with Keras under the policy ``mixed_bfloat16``."""
 
     packages: tuple[str, ...] = ("tensorflow",)
     extra: str = "tf"
@@ -52,7 +52,7 @@ class MixedBF16(Method[KerasSource]):
 
 @dataclass(frozen=True)
 class StaticInt8(QuantizedOpenVINOMethod):
-    """OpenVINO with 8-bit weights and activations, and the faster float dtype elsewhere.
+    """Inference with OpenVINO: int8 weights and activations, and the faster float dtype elsewhere.
 
     The other type is float32, or bfloat16 if a measurement finds it faster. BigDL 2.x used Neural
     Compressor, which no longer supports Keras.

@@ -102,7 +102,7 @@ _CALIBRATION_ROWS = 100
 
 
 class KerasBench(Bench):
-    """Model, data and methods of a search, sent to the process that tries methods.
+    """Model, data and methods of a search, sent to the process that tries the methods.
 
     It keeps data as ndarrays, so that it can be pickled to another process. There the number of
     TensorFlow threads is set before the model is built, because it cannot be changed later.
@@ -179,7 +179,7 @@ class KerasBench(Bench):
 
 @dataclass(frozen=True)
 class KerasData:
-    """Arguments of ``trace`` and ``quantize`` about the model's input."""
+    """Arguments of ``trace`` and ``quantize`` that describe the model's input."""
 
     input_spec: object = None
     x: object = None
@@ -187,7 +187,7 @@ class KerasData:
     batch: int | None = None
 
     def source(self, model: keras.Model) -> KerasSource:
-        """Return the source of a model with these data."""
+        """Return a :class:`KerasSource` with the model and these input descriptions."""
         return KerasSource(model, self.input_spec, self.x, self.y, self.batch)
 
 

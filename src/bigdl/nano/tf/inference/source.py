@@ -63,7 +63,7 @@ class KerasCallSignature(nesting.CallSignature):
 
     @classmethod
     def of_specs(cls, model: keras.Model, arguments: Sequence[Any]) -> KerasCallSignature:
-        """Return the call signature that specs describe, with one nest of specs per argument.
+        """Create a call signature from one spec, or nested specs, per argument of the model's call.
 
         Parameters
         ----------
@@ -312,7 +312,7 @@ _RANDOM_ROWS = 8
 
 
 class KerasSource:
-    """A Keras model and sample data, the input of acceleration methods.
+    """A Keras model with sample data, from which acceleration methods build a faster model.
 
     Parameters
     ----------
@@ -349,12 +349,12 @@ class KerasSource:
 
     @cached_property
     def inputs(self) -> KerasCallSignature:
-        """The arguments of the model's calls."""
+        """Call signature of the model: names, types and nesting of its arguments."""
         known = vars(self.model).get("nano_inputs")  # of an accelerated model
         return known or KerasCallSignature.of_specs(self.model, self._arguments())
 
     def _arguments(self) -> list:
-        """Return a nest of specs or tensors for each argument of a call."""
+        """Return one nested structure of specs or tensors per argument of the model's call."""
         model, spec = self.model, self._input_spec
         if getattr(model, "inputs", None):
             symbolic = plain(model.inputs if isinstance(model, keras.Sequential) else model.input)
@@ -419,7 +419,7 @@ class KerasSource:
 
     @property
     def outputs(self) -> Structure:
-        """Nesting of the model's results, known after the first call."""
+        """Nested structure of the model's results, found by tracing the model."""
         known = vars(self.model).get("nano_outputs")  # of an accelerated model
         if known is not None:
             return known
@@ -488,7 +488,7 @@ class KerasSource:
             return None
 
     def alternative(self, inputs: Sequence[np.ndarray]) -> None:
-        """Return None, since a Keras model has no alternative computation."""
+        """Return None, since Keras has no second code path with other valid results."""
 
     def refused_negatives(self) -> list[int]:
         """Return positions of integer inputs for which the model refuses negative numbers."""
@@ -592,7 +592,7 @@ def _mirrored(array: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def _like(symbolic: object, spec: object) -> object:
-    """Return the user's specs in the nesting of a functional model's inputs."""
+    """Nest the user's specs like the inputs of a functional model."""
     leaves, structure = flatten(symbolic, _is_spec)
     if isinstance(spec, dict):
         if structure.node_type == "dict" and set(spec) == set(structure.keys):

@@ -34,7 +34,7 @@ _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
 class FeedRows(DatasetRows):
-    """The batches of a feed in one process.
+    """Batches of a data feed, from which one training process takes its share of the rows.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class FeedRows(DatasetRows):
 
 @dataclass
 class KerasArrayFeed:
-    """Batches of rows of in-memory arrays.
+    """Data feed that batches the rows of in-memory arrays.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class KerasArrayFeed:
         return structure.rebuild([leaf[:1] for leaf in leaves])
 
     def open(self, sync: GradientSync, seed: int) -> FeedRows:
-        """Return the batches of one process."""
+        """Open the feed in one training process and return its batches."""
         rows = len(flatten(self.arrays)[0][0])
         dataset = tf.data.Dataset.range(rows)
         if self.shuffle:
@@ -121,7 +121,7 @@ class KerasArrayFeed:
 
 @dataclass
 class KerasDatasetFeed:
-    """Batches of a ``tf.data.Dataset``, sent as a graph or as a file of batches.
+    """Data feed of a ``tf.data.Dataset``, sent to processes as a graph or as a file of batches.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ class KerasDatasetFeed:
     steps: int | None = None
 
     def open(self, sync: GradientSync, seed: int) -> FeedRows:
-        """Return the batches of one process."""
+        """Open the feed in one training process and return its batches."""
         if isinstance(self.content, str):
             dataset = read_batches(self.content, self.spec)
         else:
@@ -165,7 +165,7 @@ def feed_of(
     shuffle: bool = False,
     steps_argument: str = "steps_per_epoch",
 ) -> Feed:
-    """Return the feed for the data arguments of ``fit``.
+    """Return the data feed for the arguments `x`, `y` and `sample_weight` of ``fit``.
 
     Parameters
     ----------
@@ -386,7 +386,7 @@ def _records(batch: object, spec: object) -> Iterator[bytes]:
 
 
 def _spec_of(batch: object) -> object:
-    """Return the spec of batches like this one, with dynamic sizes."""
+    """Return the spec of a batch, in which every size is dynamic."""
 
     def part(value: object) -> tf.TensorSpec:
         tensor = tf.convert_to_tensor(value)

@@ -437,7 +437,7 @@ def nano(num_processes: int | None = None, backend: str = "multiprocessing") -> 
 
 
 def _wraps(func: Callable) -> Callable:
-    """Return the decorator ``functools.wraps`` without copying attributes of a ``tf.function``."""
+    """Return ``functools.wraps(func)`` that copies no attributes, for a ``tf.function``."""
     return functools.wraps(func, updated=())
 
 
