@@ -110,7 +110,7 @@ def init_nncontext(
 def _starting(
     cluster_mode: str,
 ) -> Callable[[Callable[P, SparkContext]], Callable[P, SparkContext]]:
-    """Return a decorator that implements a function by starting Spark in `cluster_mode`."""
+    """Return a decorator that replaces a function's body with starting Spark in `cluster_mode`."""
 
     def decorate(declared: Callable[P, SparkContext]) -> Callable[P, SparkContext]:
         signature = inspect.signature(declared)
@@ -129,7 +129,7 @@ def _starting(
 def _with_driver_on_cluster(
     function: Callable[P, SparkContext], cluster_mode: str
 ) -> Callable[P, SparkContext]:
-    """Return a function with the same arguments that also runs the driver on the cluster."""
+    """Return a variant of a function that also runs the driver on the cluster."""
     start = _starting(cluster_mode)(function)
     start.__name__ = start.__qualname__ = f"{function.__name__}_cluster"
     start.__doc__ = f"""Call :func:`{function.__name__}` and run the driver on the cluster.
@@ -336,7 +336,7 @@ def getOrCreateSparkContext(
 
 
 def set_optimizer_version(optimizerVersion: str, bigdl_type: str = "float") -> None:
-    """Record a version of BigDL 2.x's JVM optimizer, without effect.
+    """Store a version of BigDL 2.x's JVM optimizer; it has no effect.
 
     Raises
     ------

@@ -21,7 +21,7 @@ __all__ = [
 
 
 class _Tree:
-    """Base class of constructors for Spark ML stages of other packages."""
+    """Base class of classes that create Spark ML stages of other packages."""
 
     _module: str
     _name: str
@@ -59,7 +59,7 @@ class _XGBoost(_Tree):
 
 
 class XGBClassifier(_XGBoost, name="SparkXGBClassifier"):
-    """Constructor of ``xgboost.spark.SparkXGBClassifier`` from a dict or keywords.
+    """Creates an ``xgboost.spark.SparkXGBClassifier`` from a dict or keywords.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class XGBClassifier(_XGBoost, name="SparkXGBClassifier"):
 
 
 class XGBClassifierModel(_XGBoost, name="SparkXGBClassifierModel"):
-    """Loader of a saved ``xgboost.spark.SparkXGBClassifierModel``.
+    """Loads a saved ``xgboost.spark.SparkXGBClassifierModel``.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class XGBClassifierModel(_XGBoost, name="SparkXGBClassifierModel"):
 
 
 class XGBRegressor(_XGBoost, name="SparkXGBRegressor"):
-    """Constructor of ``xgboost.spark.SparkXGBRegressor`` from a dict or keywords.
+    """Creates an ``xgboost.spark.SparkXGBRegressor`` from a dict or keywords.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class XGBRegressor(_XGBoost, name="SparkXGBRegressor"):
 
 
 class XGBRegressorModel(_XGBoost, name="SparkXGBRegressorModel"):
-    """Loader of a saved ``xgboost.spark.SparkXGBRegressorModel``.
+    """Loads a saved ``xgboost.spark.SparkXGBRegressorModel``.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class _LightGBM(_Tree):
 
 
 class LightGBMClassifier(_LightGBM, name="LightGBMClassifier"):
-    """Constructor of ``synapse.ml.lightgbm.LightGBMClassifier`` from a dict or keywords.
+    """Creates a ``synapse.ml.lightgbm.LightGBMClassifier`` from a dict or keywords.
 
     Examples
     --------
@@ -147,7 +147,7 @@ class LightGBMClassifier(_LightGBM, name="LightGBMClassifier"):
 
 
 class LightGBMClassifierModel(_LightGBM, name="LightGBMClassificationModel"):
-    """Loader of a saved ``synapse.ml.lightgbm.LightGBMClassificationModel``.
+    """Loads a saved ``synapse.ml.lightgbm.LightGBMClassificationModel``.
 
     Examples
     --------
@@ -163,7 +163,7 @@ class LightGBMClassifierModel(_LightGBM, name="LightGBMClassificationModel"):
 
 
 class LightGBMRegressor(_LightGBM, name="LightGBMRegressor"):
-    """Constructor of ``synapse.ml.lightgbm.LightGBMRegressor`` from a dict or keywords.
+    """Creates a ``synapse.ml.lightgbm.LightGBMRegressor`` from a dict or keywords.
 
     Examples
     --------
@@ -179,7 +179,7 @@ class LightGBMRegressor(_LightGBM, name="LightGBMRegressor"):
 
 
 class LightGBMRegressorModel(_LightGBM, name="LightGBMRegressionModel"):
-    """Loader of a saved ``synapse.ml.lightgbm.LightGBMRegressionModel``.
+    """Loads a saved ``synapse.ml.lightgbm.LightGBMRegressionModel``.
 
     Examples
     --------

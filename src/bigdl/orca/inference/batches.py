@@ -277,7 +277,7 @@ class _Program:
 
 @dataclass(frozen=True)
 class _LoadedProgram:
-    """The function and its loaded models in a Python worker of Spark."""
+    """User function and its loaded models in a Spark Python worker."""
 
     program: _Program
     models: dict[str, InferenceModel]
@@ -289,7 +289,7 @@ class _LoadedProgram:
 
 @dataclass(frozen=True)
 class _BatchSlicer:
-    """Slicer of Arrow record batches that also converts their columns for the function.
+    """Slices Arrow record batches and converts their columns to arrays for the function.
 
     Attributes
     ----------
@@ -315,7 +315,7 @@ class _BatchSlicer:
                 yield batch.slice(low, self.batch_size)
 
     def start(self, batch: Any, program: _Program, threads: ThreadPoolExecutor) -> _PendingBatch:
-        """Convert a slice's columns to arrays and start to decode its images."""
+        """Convert a slice's columns to arrays and start decoding its images."""
         waiting = {
             name: decode_images(
                 batch.column(self.inputs[name]), size, program.reduced, threads, program.skips

@@ -1,4 +1,4 @@
-"""Decoding of encoded images in binary columns to arrays of pixels."""
+"""Decoding of images in binary columns to arrays of pixels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def decode_images(
     threads: ThreadPoolExecutor | None = None,
     skips: bool = False,
 ) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-    """Start to decode a column's images and resize them to one size.
+    """Start decoding a column's images and resizing them to one size.
 
     Parameters
     ----------

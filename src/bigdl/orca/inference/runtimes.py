@@ -1,4 +1,4 @@
-"""Copies of a model in one runtime, as functions from a list of arrays to a list of arrays."""
+"""Model copies for PyTorch, ONNX Runtime, OpenVINO and Nano, as functions on lists of arrays."""
 
 import contextlib
 import copy
@@ -65,7 +65,7 @@ def network_copies(count: int, run: Copy, names: Sequence[str]) -> list[Copy]:
 
 
 def module_copies(count: int, module: Any, *, threads: int | None = None) -> list[Copy]:
-    """Return `count` deep copies of a module, which compute with the threads of the process."""
+    """Return functions that run `count` deep copies of a module with the process's threads."""
     check_module(module)
     copies = [copy.deepcopy(module) for _ in range(count)]
     for each in copies:

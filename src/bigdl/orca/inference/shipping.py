@@ -127,7 +127,7 @@ class ShippedModel:
 def ship_model(
     make: Callable[[], Any], previous: ShippedModel | None, sc: Any, *origin: Any
 ) -> ShippedModel:
-    """Broadcast a model; reuse the previous broadcast if its origin is the same.
+    """Broadcast a model, or reuse the previous broadcast if `origin` is the same.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Backends of Estimators: an engine, its cluster, and the gradient synchronization.
+"""Estimator backends: each selects a worker engine, a cluster and a gradient synchronization.
 
 An Estimator's ``backend="spark"`` selects a registered :class:`Backend`. :func:`register_backend`
 registers another one for ``Estimator.from_torch(backend="mine")`` and
@@ -46,7 +46,7 @@ class LayerArguments:
     min_workers: int | None = None
 
     def passed(self) -> dict[str, Any]:
-        """Return the arguments that were passed."""
+        """Return the arguments that are not None as a dict."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 

@@ -137,7 +137,7 @@ class PredictingEstimator(ABC):
         return None
 
     def _scores(self, output: str) -> Scores:
-        """Return the meaning of the model's outputs: logits or probabilities, classes or labels.
+        """Return whether outputs are logits or probabilities, and whether classes are exclusive.
 
         Parameters
         ----------
@@ -341,7 +341,7 @@ class TrainingEstimator(PredictingEstimator):
         """Return the checkpoint with its sharded embedding tables merged into the weights."""
 
     def _prediction_weights(self, is_whole: bool) -> tuple[bytes, dict | None]:
-        """Return weights for prediction tasks, and the table slices that the tasks read from files.
+        """Return weights for prediction tasks, and the table slices that tasks read from files.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Runner of Horovod programs on Ray, under its BigDL 2.x name."""
+"""``HorovodRayRunner`` of BigDL 2.x, which runs Horovod programs on Ray."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["HorovodRayRunner"]
 
 
 class HorovodRayRunner:
-    """Runner of a function in Ray workers between ``hvd.init()`` and ``hvd.shutdown()``.
+    """Runs a function in Ray workers between ``hvd.init()`` and ``hvd.shutdown()``.
 
     The function may use ``hvd.rank()``, ``hvd.DistributedOptimizer`` and the rest of
     ``horovod.torch``. To train a model, ``Estimator.from_torch`` with ``backend="horovod"`` takes

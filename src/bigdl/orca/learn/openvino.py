@@ -141,7 +141,7 @@ class _LoadedNetwork:
 
     @property
     def widths(self) -> list[int]:
-        """Known static sizes of the inputs' last dimensions."""
+        """Sizes of the inputs' last dimensions, for all inputs where that size is static."""
         shapes = [port.partial_shape for port in read_network(self._network.files).inputs]
         known = [s[-1] for s in shapes if s.rank.is_static and len(s) > 1 and s[-1].is_static]
         return list(dict.fromkeys(size.get_length() for size in known))

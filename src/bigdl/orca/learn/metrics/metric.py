@@ -261,7 +261,7 @@ _OPERATIONS = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
 def merge_tensors(key: str, values: Sequence, reduction: Reduction) -> Any:
-    """Reduce the tensors (or lists of tensors) of several states to one."""
+    """Merge the values of one state key from several states: reduce tensors, or join lists."""
     if any(isinstance(value, list) for value in values):
         return [tensor for tensors in values for tensor in tensors]
     filled = [tensor for tensor in values if tensor.numel()]
@@ -284,7 +284,7 @@ def merge_tensors(key: str, values: Sequence, reduction: Reduction) -> Any:
 
 
 class Metric(ABC):
-    """A metric's name and parameters, without data.
+    """Base class of metrics, which hold a name and parameters but no state.
 
     The Estimator keeps it on the driver, ships it to the workers, and calls :meth:`get_metric` once
     per evaluation and worker.  A subclass stores its parameters in the constructor and implements
@@ -576,7 +576,7 @@ _UPDATES = ".updates"  # not a valid attribute name, so no state has it
 
 
 def _nested_metrics(metric: Any) -> dict[str, Any]:
-    """Return a metric and its component metrics (as in ``a + b``), by state key prefix."""
+    """Return a dict of key prefix to metric, for a metric and its components (as in ``a + b``)."""
     import torchmetrics
 
     return {
@@ -587,7 +587,7 @@ def _nested_metrics(metric: Any) -> dict[str, Any]:
 
 
 def _torchmetrics_reductions(metric: Any) -> dict[str, Reduction]:
-    """Return the reduction of every state key; ``"cat"`` means a list of tensors."""
+    """Return how to merge each state key, such as ``"sum"``; ``"cat"`` joins lists of tensors."""
     from torchmetrics.wrappers.abstract import WrapperMetric
 
     reductions: dict[str, Reduction] = {_UPDATES: "sum"}

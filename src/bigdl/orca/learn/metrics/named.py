@@ -43,14 +43,14 @@ _EPSILON = 1e-7  # clipping bound that keeps logarithms finite
 
 
 class MeanMetric(MergedMetric):
-    """Base class of metrics that are the mean of terms, ``sum(terms) / number of terms``.
+    """Base class of metrics that average one value per element or row, such as a squared error.
 
-    With row weights it is ``sum(weight * term) / sum(weight)`` over the terms.
+    With row weights it is ``sum(weight * value) / sum(weight)`` over these values.
     """
 
     @abstractmethod
     def _terms(self, preds: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the terms of one batch, one per element or row."""
+        """Return the values to average for one batch, one per element or row."""
 
     def _prepare(self, preds: torch.Tensor, targets: torch.Tensor) -> tuple:
         """Return the arguments of :meth:`_terms`, by default float64 tensors of equal shape."""

@@ -1,4 +1,4 @@
-"""Program of the MXNet processes, run as a script in an environment without BigDL.
+"""Script that the MXNet processes run, in an environment without BigDL.
 
 ``DMLC_ROLE`` is the role of a process. Importing mxnet runs the scheduler and the servers of the
 key-value store. A worker then trains with the files in the directory of its argument.
@@ -19,7 +19,7 @@ import warnings
 
 
 class RejectedRequest(Exception):
-    """Error for a fit request that cannot be satisfied."""
+    """Raised for a fit request that cannot be satisfied."""
 
 
 def main():
@@ -165,7 +165,7 @@ class ShardIter:
 
 
 class GradientStore:
-    """All-reduce of gradients through MXNet's key-value store.
+    """All-reduces gradients through MXNet's key-value store.
 
     Values are pushed and pulled in two steps, because ``pushpull`` of a dist_sync store, which
     gluon's Trainer calls, sometimes returns wrong values (MXNet 1.9.1). No optimizer runs in the
@@ -188,7 +188,7 @@ class GradientStore:
             self._add(key, each)
 
     def total(self, rows, running):
-        """Return the sums of `rows` and `running` over all workers."""
+        """Return the total rows of all workers, and the number of workers that have a batch."""
         import mxnet as mx
 
         values = mx.nd.array([rows, running])

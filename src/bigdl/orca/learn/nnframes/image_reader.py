@@ -1,4 +1,4 @@
-"""Reading of image folders as DataFrames."""
+"""``NNImageReader``, which reads image folders into Spark DataFrames."""
 
 import functools
 
@@ -9,7 +9,7 @@ from bigdl.orca.data.xshards.connect import rows_of
 
 
 class NNImageReader:
-    """Reader of images into Spark's image schema.
+    """Reads images into DataFrames with Spark's image schema.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class NNImageReader:
 
 
 def _resize(batches, height, width):
-    """Resize the images of record batches."""
+    """Resize the images in Arrow record batches."""
     import pyarrow as pa
     from PIL import Image
 

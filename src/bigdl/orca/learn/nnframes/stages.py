@@ -222,7 +222,7 @@ def optimizer_of(method: Any, lr: float) -> Any:
 
 
 class Summary:
-    """Base class of summaries, which record metrics of a fit and make them readable.
+    """Base class of summaries, which record a fit's metrics and return them as rows.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ class Summary:
         self._estimator: PyTorchEstimator | None = None  # Estimator of the last fit
 
     def read_scalar(self, tag: str) -> list:
-        """Return the recorded values of a tag as rows ``[step, value, time]``.
+        """Return the values recorded under a TensorBoard tag as rows ``[step, value, time]``.
 
         Raises
         ------
@@ -301,7 +301,7 @@ class ValidationSummary(Summary):
 
 
 def _option(name: str) -> Any:
-    """Return a getter method of an option, which returns None if the option is not set."""
+    """Return a getter method for an option; the getter returns None if the option is not set."""
     return lambda self: self._options.get(name)
 
 
@@ -487,7 +487,7 @@ class _Storable(MLWritable, MLReadable):
 
     @abstractmethod
     def _saved(self) -> tuple[tuple, dict[str, Any]]:
-        """Return the constructor's arguments, and attributes to set after construction."""
+        """Return what to pickle: constructor arguments, and attributes set after construction."""
 
     def write(self):
         return StageWriter(self)

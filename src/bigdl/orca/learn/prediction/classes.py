@@ -26,7 +26,7 @@ OUTPUTS = ("raw", "class", "probability")
 
 @dataclass(frozen=True)
 class Scores:
-    """Meaning of a classifier's outputs.
+    """Type of a classifier's scores, their class axis, and whether the classes are exclusive.
 
     Attributes
     ----------
@@ -162,7 +162,7 @@ def _in_task(
 
 
 def unknown_scores(output: str, loss: str) -> UsageError:
-    """Return the error for a model whose loss does not determine the meaning of its outputs."""
+    """Return the error for a loss from which the type of the model's scores cannot be inferred."""
     return UsageError(
         f"output={output!r} needs a loss that determines the meaning of the outputs, such as "
         f'CrossEntropyLoss or BCEWithLogitsLoss, but the loss is {loss}; use output="raw" and '

@@ -143,7 +143,7 @@ def infer_outputs(model: LoadedModel, batch: list) -> list[OutputSpec]:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Convert an output to an array with a dtype from this module's table.
+    """Convert a model output to an array with a dtype that can be stored in a Spark column.
 
     Raises
     ------
@@ -296,7 +296,7 @@ class OutputColumns:
         return cls(outputs, *select_outputs([each.key for each in outputs], output_cols))
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raise an error if the DataFrame already has one of the names, ignoring case."""
+        """Raise an error if the DataFrame already has one of these column names, ignoring case."""
         taken = {name.lower() for name in columns}
         for name in self.names:
             if name.lower() in taken:
@@ -314,7 +314,7 @@ class OutputColumns:
 
     @property
     def joined(self) -> str | None:
-        """Layout of a column that several outputs share: ``"array"``, ``"struct"`` or None.
+        """Type of a column that holds several outputs: ``"array"``, ``"struct"``, or None.
 
         ``"array"`` if one type holds all outputs exactly, ``"struct"`` for mixed dtypes (such as
         ids and scores), None if each output is a separate column.

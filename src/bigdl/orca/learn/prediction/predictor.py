@@ -255,7 +255,7 @@ def _rows_without_null(specs, columns) -> np.ndarray | None:
 
 
 def _input_type(spec, metadata) -> list | None:
-    """Infer a column's input type from its schema, in the format of ``BatchSource.types``.
+    """Infer ``[[key, dtype, shape]]`` of a column from its spec and Spark ML metadata, or None.
 
     Spark ML's transformers store the size of a vector in the column's metadata.
     """
@@ -384,7 +384,7 @@ def value_task(
     batch_size: int,
     convert: Callable[[ColumnSpec, Any], Any] = lambda _, array: array,
 ) -> Callable[[Iterable], Iterator]:
-    """Return an ``arrow_udf`` function that predicts its Arrow arguments.
+    """Return a function for Spark's ``arrow_udf`` that predicts the rows of its Arrow arguments.
 
     Parameters
     ----------
@@ -486,7 +486,7 @@ def in_dtype(values: np.ndarray, dtype: str | None, floats: str, name: str) -> n
 
 
 def _outputs_without_rows(model: LoadedModel, columns: list[Column], known: list | None) -> list:
-    """Infer empty outputs from two dummy rows; return ``[]`` if the model rejects zeros."""
+    """Return zero-row outputs with inferred shapes, or ``[]`` if the model rejects dummy rows."""
     arrays = [(n, k, np.zeros((2, *v.shape[1:]), v.dtype)) for n, k, v in columns]
     dummies = [take_rows(arrays, slice(None))]
     if known is not None and all(known) and len(known) == len(dummies[0]):
@@ -500,7 +500,7 @@ def _outputs_without_rows(model: LoadedModel, columns: list[Column], known: list
 
 
 def predict_shard(model: LoadedModel, shard: Any, options: PredictOptions) -> Any:
-    """Return only the predictions for arrays or a pandas DataFrame.
+    """Predict the rows of a shard and return only the predictions.
 
     Returns
     -------
@@ -523,7 +523,7 @@ def predict_shard(model: LoadedModel, shard: Any, options: PredictOptions) -> An
 
 
 def leaf_types(columns: Sequence[Any]) -> list[list]:
-    """Return ``[key, dtype, shape]`` of the arrays of each column, as in ``BatchSource.types``."""
+    """Return ``[key, dtype, shape]`` of every array, in one list per column."""
     return [
         [
             [key, TEXT if array.dtype.kind == TEXT else array.dtype.name, list(array.shape[1:])]

@@ -1,4 +1,4 @@
-"""A sample of a few hundred input rows, as model inputs.
+"""Sample of a few hundred input rows, in the format of model inputs.
 
 Sampling runs no full job: it reads the first partition of a DataFrame or XShards, and more only if
 that has too few rows. Within a partition, the rows are spread evenly over its first batch or shard.
@@ -58,7 +58,7 @@ class Sample:
 
     @property
     def leaves(self) -> list[list]:
-        """Types of the columns as ``[key, dtype, shape]``, the format of ``BatchSource.types``."""
+        """``[key, dtype, shape]`` of every array, in one list per column."""
         return leaf_types(self.columns)
 
     def first(self, rows: int) -> list:
@@ -95,7 +95,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Sampler of rows from the first partitions of an input.
+    """Samples rows from the first partitions of an input.
 
     Attributes
     ----------
@@ -165,7 +165,7 @@ class Sampler:
 
 
 def _pack(batches):
-    """Serialize sampled rows of a partition's first non-empty Arrow batch as one IPC stream."""
+    """Yield rows sampled from the first non-empty Arrow batch, serialized as one IPC stream."""
     import pyarrow as pa
 
     for batch in batches:
@@ -180,6 +180,6 @@ def _pack(batches):
 
 
 def _spread(rows: int, size: int) -> np.ndarray:
-    """Return evenly spaced indices of the rows to sample; `size` is the bytes of all rows."""
+    """Return evenly spaced indices of rows to sample; `size` is the size of all rows in bytes."""
     count = min(rows, SAMPLE_ROWS, max(1, _SAMPLE_BYTES * rows // max(size, 1)))
     return np.linspace(0, rows - 1, count).astype(np.int64)

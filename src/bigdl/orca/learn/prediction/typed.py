@@ -36,11 +36,11 @@ class Predict(Protocol[P]):
 
 
 class PredictMethod(Protocol[P]):
-    """Descriptor type of ``predict`` as a method of a class."""
+    """Static type of a ``predict`` method; an instance's ``predict`` has type :class:`Predict`."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Predict[P]: ...
 
 
 def typed_predict(method: Callable[Concatenate[Any, Any, P], Any]) -> PredictMethod[P]:
-    """Give a method ``predict(self, data, ...)`` the overloads of :class:`Predict`."""
+    """Return a method ``predict(self, data, ...)`` unchanged, typed with Predict's overloads."""
     return cast("PredictMethod[P]", method)

@@ -62,7 +62,7 @@ def _in_dtypes(value: Any, dtypes: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class AcceleratedTorchModel(LoadedTorchModel):
-    """A model in another runtime that replaces the Estimator's model in a task.
+    """Model converted to another runtime, which tasks run instead of the Estimator's model.
 
     Attributes
     ----------
@@ -254,7 +254,7 @@ def _accuracy(expected: list, model: Any, data: Any) -> float:
 
 
 def _outputs(model, batches) -> list:
-    """Return all outputs for all batches as a flat list of arrays."""
+    """Run the model on all batches and return its outputs as a flat list of arrays."""
     with torch.no_grad():
         results = [flatten(model(*batch))[0] for batch in batches]
     return [torch.as_tensor(leaf).float().numpy() for leaves in results for leaf in leaves]

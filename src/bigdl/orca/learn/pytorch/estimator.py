@@ -656,7 +656,7 @@ Ray also RayXShards or a ray.data.Dataset
         weight_col: str | None = None,
         **old,
     ) -> dict | list[dict]:
-        """Return loss and metrics, which do not depend on the number of workers.
+        """Return the loss and metrics, which do not depend on the number of workers.
 
         Parameters
         ----------
@@ -1039,7 +1039,7 @@ RayXShards or a ray.data.Dataset
 
     @property
     def _trained_parts(self) -> ModelParts:
-        """Model components, including what the LightningModule last added to a checkpoint."""
+        """Model components, with the entries that a LightningModule last added to a checkpoint."""
         snapshot = self._training.snapshot
         extras = None if snapshot is None else snapshot.files.get(EXTRAS)
         return self._parts if extras is None else dataclasses.replace(self._parts, extras=extras)

@@ -294,7 +294,7 @@ class TorchRunner:
 
 
 class WorkerBatches:
-    """Sized iterable of one worker's batches, in its row order.
+    """Iterable with a length over one worker's batches, in the worker's row order.
 
     Parameters
     ----------
@@ -417,7 +417,7 @@ def evaluate_collectively(
 
 
 def _settle_losses(parts: Sequence[list], forward_pass: ForwardPass) -> str | None:
-    """Select each worker's loss sums by the loss reduction that all workers agree on.
+    """Infer the loss reduction from all workers' results; select each worker's loss sum for it.
 
     Returns
     -------
@@ -438,7 +438,7 @@ def _settle_losses(parts: Sequence[list], forward_pass: ForwardPass) -> str | No
 
 
 class _Losses:
-    """Sums of one worker's losses, for each possible reduction of the loss.
+    """Sums of one worker's losses, one sum for each possible reduction of the loss.
 
     Each worker probes the loss independently; the results are compared at the end.
 
@@ -455,7 +455,7 @@ class _Losses:
         self._sums: dict[str, list[float]] = {}
 
     def add(self, runner, rows: int) -> tuple[float, float]:
-        """Add a batch; return its loss times the divisor, and the divisor."""
+        """Add a batch; return its loss multiplied by the loss's divisor, and the divisor."""
         loss, weights, forward_pass = runner.loss, self._weights, self._forward_pass
         batch = runner.output, runner.target, rows, loss
         if weights.is_known:
@@ -548,7 +548,7 @@ def _merge_metrics(workers, measures: Mapping[str, Any], with_loss: bool) -> dic
 
 
 def _profile(times: Sequence[tuple[EpochSums, dict]]) -> dict[str, float]:
-    """Return mean durations in seconds over workers, from their sums and timers."""
+    """Return the durations of validation phases in seconds, averaged over the workers."""
     total = EpochSums.total(sums for sums, _ in times)
     return {
         "mean_validation_s": total.epoch_s / len(times),
@@ -558,7 +558,7 @@ def _profile(times: Sequence[tuple[EpochSums, dict]]) -> dict[str, float]:
 
 
 def _plain(value):
-    """Convert a metric value to JSON; a tuple of tensors (a curve) becomes a tagged dict."""
+    """Convert a metric value to JSON; a tuple of tensors (a curve) becomes ``{"items": [...]}``."""
     if isinstance(value, list | tuple):
         return {"items": [_plain(v) for v in value]}
     return value.tolist() if hasattr(value, "tolist") else value

@@ -1,4 +1,4 @@
-"""Forward passes: from a batch to output, target and loss."""
+"""Forward passes, which compute the output, target and loss of a batch."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def inputs_in_other_dtypes(model: torch.nn.Module, inputs: Sequence[Any]) -> Ite
 
 
 def _dtypes_for(leaf, floats):
-    """Return an input's dtype and alternatives to try; ``[None]`` without a real-valued tensor."""
+    """Return an input's dtype and other dtypes to try, or ``[None]`` if it has no real numbers."""
     if not isinstance(leaf, torch.Tensor) or leaf.is_complex():
         return [None]
     if not leaf.is_floating_point():
@@ -240,12 +240,12 @@ def _dtypes_of(leaves):
 
 
 def _remember(model, inputs, others):
-    """Remember which dtypes a model accepts instead of the dtypes of the given inputs."""
+    """Record that a model accepts the dtypes of `others` instead of the dtypes of `inputs`."""
     _accepted.setdefault(model, {})[_dtypes_of(_flat(inputs)[0])] = _dtypes_of(_flat(others)[0])
 
 
 def accepted_inputs(model: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Cast inputs to the dtypes that :func:`call_model` has found the model to accept."""
+    """Cast inputs to the dtypes that the model accepted in an earlier :func:`call_model`."""
     known = _accepted.get(model)
     if known is None:
         return inputs
@@ -363,7 +363,7 @@ def lightning_base(model: Any) -> Any:
 
 
 class ForwardPass(ABC):
-    """Base class of forward passes, which compute output, target and loss from a batch.
+    """Base class of forward passes, which compute the output, target and loss of a batch.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ class ForwardPass(ABC):
 
     @property
     def loss_name(self) -> str:
-        """Name of the loss in messages."""
+        """Name of the loss for error and warning messages."""
         if self.criterion is None:
             return f"The loss of {type(self.model).__name__}"
         name = getattr(self.criterion, "__name__", type(self.criterion).__name__)
@@ -402,10 +402,10 @@ class ForwardPass(ABC):
 
     @abstractmethod
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
-        """Return output, target and loss of a batch; the loss is None without a criterion."""
+        """Return a batch's output, target and loss; the loss is None without a criterion."""
 
     def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
-        """Return output, target and loss of a validation batch."""
+        """Return a validation batch's output, target and loss."""
         return self.forward(batch, index)
 
     def weights(self, batch: Any) -> torch.Tensor | None:
@@ -433,7 +433,7 @@ class ForwardPass(ABC):
         return ProbeResult(SUM if form.is_undivided else DIVISOR)
 
     def prediction(self, output: Any, takes: str) -> Any:
-        """Convert the output to the form that a metric takes, see :attr:`TorchMetric.takes`.
+        """Convert the output to what a metric takes, e.g. probabilities (`takes` of a TorchMetric).
 
         If the loss takes logits, they are converted to probabilities or scores. If the output has a
         field ``logits``, the metric takes it.

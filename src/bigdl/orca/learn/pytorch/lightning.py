@@ -130,7 +130,7 @@ def unused_hooks(model: Any, verb: str) -> str | None:
 
 
 def configure_optimizer(module: Any) -> tuple[Any, Any, str | None, int, str]:
-    """Return optimizer and scheduler from ``configure_optimizers`` of a LightningModule.
+    """Return the optimizer and scheduler from a LightningModule's ``configure_optimizers``.
 
     Returns
     -------
@@ -197,7 +197,7 @@ def configure_optimizer(module: Any) -> tuple[Any, Any, str | None, int, str]:
 
 
 class _UnsupportedAttribute(UsageError, AttributeError):
-    """Error for an attribute of Lightning's Trainer that workers do not have."""
+    """Raised for an attribute of Lightning's Trainer that workers do not have."""
 
     code = "unsupported"
 
@@ -483,7 +483,7 @@ class LoggedValues:
 
 
 def _reduce(parts: Sequence, how: str) -> list[float]:
-    """Reduce weighted values; return the result and its weight."""
+    """Reduce pairs of value and weight by `how`, e.g. ``"mean"``; return the result and weight."""
     values = [value for value, _ in parts]
     weight = math.fsum(weight for _, weight in parts)
     if how == "sum":
@@ -542,7 +542,7 @@ class ModuleMetrics:
         return any(each is metric for each in self._metrics.values())
 
     def states(self) -> dict[str, list]:
-        """Return the update count and state of each updated metric."""
+        """Return the update count and state of each updated metric, by the metric's module path."""
         for collection in self._collections:
             list(collection.items(copy_state=False))  # metrics of a compute group share one state
         return {
@@ -552,7 +552,7 @@ class ModuleMetrics:
         }
 
     def put(self, states: Mapping[str, list]) -> None:
-        """Set the states of metrics."""
+        """Set the update counts and states of the metrics from the result of :meth:`states`."""
         for path, (count, state) in states.items():
             metric = self._metrics[path]
             for name, value in state.items():
@@ -612,7 +612,7 @@ def _to_device(value, device):
 
 
 class LightningForward(ForwardPass):
-    """Steps and hooks of a LightningModule as a forward pass.
+    """Forward pass that calls the steps and hooks of a LightningModule.
 
     Steps get the batch as a tuple of the feature columns and the target, or as the dict.
     ``training_step`` must return the mean over its batch, as Lightning expects.
@@ -765,7 +765,7 @@ class LightningForward(ForwardPass):
     # -- steps -----------------------------------------------------------------------------------
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
-        """Return output (None), target and loss of a training batch."""
+        """Return the output (None), target and loss of a training batch."""
         result = self._call("training_step", batch, index)
         loss = _loss_of(result)
         if loss is None:
@@ -779,7 +779,7 @@ class LightningForward(ForwardPass):
         return None, self._target(batch), loss
 
     def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
-        """Return output (if needed), target and loss (None without ``validation_step``)."""
+        """Return the output (if needed), target and loss (None without ``validation_step``)."""
         loss = None
         if overrides(self.model, "validation_step"):
             self._outputs = self._call("validation_step", batch, index)
@@ -819,7 +819,7 @@ class LightningForward(ForwardPass):
         return batch
 
     def _target(self, batch):
-        """Return the target; None for a dict without ``label_cols``."""
+        """Return a batch's target, or None for a dict batch without ``label_cols``."""
         if isinstance(batch, Mapping) and not self.columns.labels:
             return None
         if not isinstance(batch, Mapping | list | tuple):
@@ -910,7 +910,7 @@ class LightningForward(ForwardPass):
         return log.values
 
     def _add_metrics(self, log: LoggedValues, logged: list) -> None:
-        """Log the values of metrics over the whole epoch."""
+        """Add the epoch values of the logged torchmetrics objects to `log`."""
         for name, metric, on in logged:
             if metric._update_count:
                 with torch.no_grad():

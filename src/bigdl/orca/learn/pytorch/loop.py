@@ -287,7 +287,7 @@ class OptimizerStep:
         self._batches, self._weight, self._total = 0, 0.0, 0.0
 
     def begin(self) -> None:
-        """Prepare gradients and tables before the forward pass of a batch."""
+        """Prepare gradients and embedding tables before the forward pass of a batch."""
         if not self._batches and self._module is not None:
             self._module.zero_grad(self._optimizer)
         elif not self._batches:
@@ -811,7 +811,7 @@ class TorchStep(WorkerStep):
             )
 
     def _backward(self, counted, total) -> tuple[bool, bool]:
-        """Compute gradients and, if an update is due, new weights; a collective call.
+        """Compute gradients and, if an update is due, update the weights; a collective call.
 
         Returns
         -------

@@ -87,11 +87,11 @@ class TorchParameterLayerOptimizer:
         )
 
     def updates_rows(self, widths: Sequence[int]) -> bool:
-        """Return True if the next step only changes table rows that have a gradient."""
+        """Return True if the next step only changes embedding rows that have a gradient."""
         return updates_rows(self._optimizer, widths)
 
     def pass_step(self) -> None:
-        """Count a step without gradients, for schedulers."""
+        """Advance the step count and the scheduler without updating weights."""
         self._optimizer.zero_grad()
         self._optimizer.step()
         self._built.step_scheduler(self._runner)
@@ -120,7 +120,7 @@ def _flat(
 
 
 def _widths(built: BuiltParts) -> list[int]:
-    """Return the width of each weight that only sparse embeddings read, and 0 for others.
+    """Return each weight's row width if only sparse embeddings read the weight, else 0.
 
     Embeddings with ``max_norm`` are excluded, since their forward pass modifies weights.
     """
@@ -220,7 +220,7 @@ class TorchReplica(ParameterLayerReplica):
         return [table._version for table, width in tables if width]
 
     def _gradient_of(self, number: int) -> np.ndarray | TouchedRows | None:
-        """Return the gradient of a parameter; for a table, only its rows with a gradient."""
+        """Return the gradient of parameter `number`; for a table, only the rows with a gradient."""
         gradient, is_table = self._parameters[number].grad, bool(self._flat.widths[number])
         if gradient is None:
             return None

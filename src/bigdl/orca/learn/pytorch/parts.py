@@ -236,7 +236,7 @@ class ModelParts:
     loss_weight: Any = None
 
     def check(self) -> None:
-        """Raise an error, on the driver, for arguments that would fail in a worker."""
+        """Raise an error on the driver for arguments that would fail in a worker."""
         if "batch_size" in self.config:
             raise UsageError(
                 "config must not contain batch_size; pass batch_size to fit, evaluate or predict",
@@ -432,7 +432,7 @@ class ModelParts:
             built.model.trainer.set_optimizer(built)
 
     def check_training(self) -> None:
-        """Raise an error, on the driver, if the model is known to be untrainable."""
+        """Raise an error on the driver if the model is known to be untrainable."""
         if isinstance(self.model, torch.nn.Module) and not is_lightning(self.model):
             _check_trainable(self.model, self.optimizer, self.loss)
 

@@ -118,7 +118,7 @@ class TorchSnapshot:
         return cls(parts, None, precision, slices, names)
 
     def load_on(self, device: torch.device) -> LoadedTorchModel:
-        """Load the model in this process, on a device."""
+        """Load the model on a device in this process."""
         model = self.parts.build_model(NO_ROWS if self.slices else None)
         if not self.parts.is_instance:  # for an instance, the driver has already warned
             _warn_unused_hooks(model)
@@ -131,7 +131,7 @@ class TorchSnapshot:
 
 
 def _warn_unused_hooks(model: torch.nn.Module) -> None:
-    """Warn, once per process, about LightningModule hooks that prediction does not call."""
+    """Warn once per process about LightningModule hooks that prediction does not call."""
     sentence = unused_hooks(model, "predict")
     if sentence is not None and sentence not in _WARNED:
         _WARNED.add(sentence)
@@ -233,7 +233,7 @@ _SCORES: dict[Any, Scores] = {
 
 
 def torch_scores(parts: ModelParts, output: str) -> Scores:
-    """Return the meaning of a model's outputs, from its loss or its Hugging Face configuration.
+    """Infer from the loss or Hugging Face config whether outputs are logits or probabilities.
 
     Parameters
     ----------

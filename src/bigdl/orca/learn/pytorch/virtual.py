@@ -100,7 +100,7 @@ class VirtualRows(TorchRows):
         ]
 
     def left(self) -> None:
-        """Return None, since a resumed fit has the same shards for any number of workers."""
+        """Return None: resuming needs no row ids, since shards do not depend on the workers."""
         return None
 
 
@@ -138,7 +138,7 @@ class ShardBuffers(RunningState):
 
     @contextlib.contextmanager
     def of_shard(self, number: int) -> Iterator[None]:
-        """Return a context manager that sets the buffers of a shard and keeps their changes."""
+        """Return a context manager that loads a shard's buffers, then saves their changes."""
         if not self._merged:
             yield
             return
@@ -152,7 +152,7 @@ class ShardBuffers(RunningState):
         yield  # the next micro-batch sets its shard's buffers
 
     def _merge(self) -> list[torch.Tensor]:
-        """Return means over shards weighted by their rows, and maxima of integer buffers."""
+        """Return buffers merged over all shards: row-weighted means, or maxima of integers."""
         sync, merged = self._sync, list(self._merged)
         if not merged:
             return merged
@@ -180,7 +180,7 @@ class ShardBuffers(RunningState):
 
 
 class TreeStep(OptimizerStep):
-    """Optimizer step from the gradients of all virtual shards, summed along a fixed tree."""
+    """Optimizer step from the gradients of all virtual shards, summed in a fixed tree order."""
 
     def __init__(
         self,

@@ -449,7 +449,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         weight_col: str | None = None,
         **old: Any,
     ) -> dict:
-        """Return loss and metrics, which do not depend on the number of workers.
+        """Return the loss and metrics, which do not depend on the number of workers.
 
         Parameters
         ----------
@@ -641,14 +641,14 @@ def _history(history: list[dict], params: dict, profile: bool) -> dict:
 
 
 def _check_batch_size(batch_size: int | None, feed: Any) -> int | None:
-    """Return the checked batch size; None is allowed for a creator function."""
+    """Check and return the batch size; it may be None if the data comes from a creator function."""
     if batch_size is None and feed.kind == "DataLoader":
         return None
     return check_positive("batch_size", batch_size)
 
 
 def _check_class_weight(table: Any) -> dict | None:
-    """Return the checked class weights."""
+    """Check that ``class_weight`` is None or a dict of class to number, and return it."""
     if table is None:
         return None
     if not isinstance(table, dict) or not all(isinstance(v, int | float) for v in table.values()):
@@ -661,7 +661,7 @@ def _check_class_weight(table: Any) -> dict | None:
 
 
 def _check_frequency(frequency: Any) -> int | list[int]:
-    """Return the checked validation frequency, an int or a sorted list of epochs."""
+    """Check the validation frequency; return it as an int or as a sorted list of epochs."""
     if isinstance(frequency, list | tuple | set | range) and frequency:
         return sorted(check_positive("an epoch of validation_freq", each) for each in frequency)
     if isinstance(frequency, numbers.Integral):
@@ -678,5 +678,5 @@ def _check_frequency(frequency: Any) -> int | list[int]:
 
 
 def _data_config_of(config: dict) -> dict:
-    """Return the config for inputs; on TensorFlow, Keras models may take strings."""
+    """Return the config for input conversion, which allows text columns on TensorFlow."""
     return with_texts(config) if backend_of_program() == "tensorflow" else config

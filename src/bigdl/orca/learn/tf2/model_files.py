@@ -1,4 +1,4 @@
-"""Model of a Keras Estimator and its files.
+"""Methods of the Keras Estimator that access, save and load its model.
 
 A file is written by Keras or by :meth:`KerasFiles.save_checkpoint`, or it is a checkpoint folder in
 ``model_dir`` (see :mod:`bigdl.training.checkpoint`).
@@ -58,7 +58,7 @@ _INPUT_KEYS = ("inputs", "example")
 
 
 class KerasFiles(TrainingEstimator):
-    """Base class of the Keras Estimator: access to the model, and its files.
+    """Base class of KerasEstimator with the methods that access, save and load the model.
 
     Parameters
     ----------
@@ -604,7 +604,7 @@ def _read_content(path: str, failure: str) -> tuple[bytes, str]:
 
 
 def _is_keras_2_file(data: bytes) -> bool:
-    """Return True if an HDF5 file has the layout of Keras 2, which every whole model has."""
+    """Return True if HDF5 data is in the Keras 2 format, which all whole-model HDF5 files use."""
     import io
 
     import h5py

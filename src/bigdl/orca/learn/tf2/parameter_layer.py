@@ -103,7 +103,7 @@ def _check_model(model: Any) -> None:
 
 
 def _flat(model: Any, widths: Sequence[int]) -> FlatModel:
-    """Return the trained weights, and weights that layers update, such as moving averages.
+    """Return a FlatModel of trained weights and of weights that layers update (moving averages).
 
     Trainable weights that are currently frozen are excluded: they do not change.
     """
@@ -114,7 +114,7 @@ def _flat(model: Any, widths: Sequence[int]) -> FlatModel:
 
 
 def _widths(model: Any, batch_rows: int) -> list[int]:
-    """Return the width of each embedding table that a batch reads in part, 0 for other weights."""
+    """Return each weight's row width if it is a table that a batch reads in part, else 0."""
     import keras
 
     if keras.backend.backend() != "tensorflow":  # other backends have no sparse gradients
@@ -215,7 +215,7 @@ class KerasReplica(ParameterLayerReplica):
 
 
 class KerasDriverModel(DriverModel):
-    """Keras model on the driver, which calls the callbacks.
+    """Driver-side Keras model that calls the callbacks.
 
     Parameters
     ----------
@@ -307,7 +307,7 @@ class KerasDriverModel(DriverModel):
         return entry
 
     def _logs(self, added: dict[str, Any]) -> dict:
-        """Return means of the values a custom train_step returned, or else the metrics."""
+        """Return the mean values that a custom train_step returned, or else the model's metrics."""
         model = self.model
         means = {
             name.removeprefix(_LOG): float(total / added[_ROWS])
@@ -328,7 +328,7 @@ run_by_parameter_layer = ParameterLayerRun(KerasDriverModel)
 
 
 class _GradientStep:
-    """Runner of a model's ``train_step`` that captures the gradients passed to the optimizer.
+    """Runs a model's ``train_step`` and captures the gradients passed to the optimizer.
 
     Losses, row weights, regularization and a custom training step work as in any other training.
     The model's metrics are updated; its weights only change where layers update them, such as

@@ -21,7 +21,7 @@ _AVERAGE = "_model_variables_moving_average"
 
 
 class KerasSliceOptimizer(SliceOptimizer):
-    """Base class of optimizers that update slices of the flat vector as Keras does.
+    """Base class of Keras-equivalent optimizers that update slices of the flat weight vector.
 
     Parameter groups have ``learning_rate``, ``iteration``, ``clipnorm``, ``weight_decay`` and
     ``ema_momentum`` (None if unset), ``ema_overwrite_frequency``, and the hyperparameters in
@@ -65,7 +65,7 @@ class KerasSliceOptimizer(SliceOptimizer):
 
 
 def _slot(state, name, weight, initial=0.0):
-    """Return a state tensor, creating it on first use."""
+    """Return the optimizer state tensor `name` of a weight, creating it on first use."""
     if name not in state:
         state[name] = torch.full_like(weight, initial)
     return state[name]
@@ -237,7 +237,7 @@ class KerasParameterLayerOptimizer:
         return {**both, "weight_decay": optimizer.weight_decay}, {**both, "weight_decay": None}
 
     def updates_rows(self, widths: Sequence[int]) -> bool:
-        """Return True if the next step only changes table rows that have a gradient."""
+        """Return True if the next step only changes embedding rows that have a gradient."""
         changing = ("use_ema", "momentum", "weight_decay")
         changes_all = any(getattr(self._optimizer, name, None) for name in changing)
         return self.sliced in (KerasSGD, KerasAdagrad) and not (changes_all or self.needs_norms)
@@ -248,7 +248,7 @@ class KerasParameterLayerOptimizer:
         return int(array_of(self._optimizer.iterations))
 
     def pass_step(self) -> None:
-        """Count a step, for the learning rate schedule."""
+        """Advance the step count, which determines the scheduled learning rate."""
         self._optimizer.iterations.assign(self.iteration + 1)
 
     def state(self) -> dict[int, dict[str, Any]]:

@@ -54,7 +54,7 @@ class KerasParts:
     archive: KerasArchive | None = None
 
     def check(self) -> None:
-        """Raise an error, on the driver, for arguments that would fail in a worker."""
+        """Raise an error on the driver for arguments that would fail in a worker."""
         if "batch_size" in self.config:
             raise UsageError(
                 "Please do not specify batch_size in config. Input batch_size in the fit/evaluate "
@@ -196,7 +196,7 @@ class KerasSnapshot:
 
 
 class _LoadedKerasModel:
-    """Keras model loaded in a task; its outputs keep their shapes.
+    """Keras model loaded in a task; its outputs keep trailing dimensions of size 1.
 
     Parameters
     ----------
@@ -283,7 +283,7 @@ _EXCLUSIVE = ("categorical_crossentropy", "sparse_categorical_crossentropy")
 
 
 def keras_scores(model: keras.Model, output: str) -> Scores:
-    """Return the meaning of a compiled Keras model's outputs, from its loss.
+    """Infer from a compiled Keras model's loss whether its outputs are logits or probabilities.
 
     Parameters
     ----------
