@@ -158,7 +158,7 @@ def _seconds(column: pa.ChunkedArray, name: str) -> np.ndarray:
 
 
 class _Baseline(ABC):
-    """Base class of the baselines: history, ranking, and fallback for unknown users.
+    """Base class of the baselines: user histories, ranking and a fallback for unknown users.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class _Baseline(ABC):
 
     @abstractmethod
     def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
-        """Return the score of each item for each user, as a matrix of users by items."""
+        """Return a user-item matrix with the scores of all items for each user in `users`."""
 
     def recommend(
         self,
@@ -273,7 +273,7 @@ def _listed(values: Iterable[Any]) -> list[Any]:
 
 
 def _top(scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the columns of the k highest scores per row; ties go to the later column."""
+    """Return the column indices of the `k` highest scores per row; ties go to the later column."""
     count = scores.shape[1]
     reverse = scores[:, ::-1]
     if k < count:
@@ -363,7 +363,7 @@ class Markov(_Baseline):
 
 
 class _ItemWeights(_Baseline):
-    """Base class of baselines that sum the weights between an item and the user's items."""
+    """Base class of baselines that score an item by its summed weights with the user's items."""
 
     def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
         return (history.matrix(users) @ self._weights).astype(np.float64)
@@ -572,7 +572,7 @@ class CrossValidation:
         return means.sort_values(means.columns[0], ascending=False, kind="stable")
 
     def write_chart(self, path: str | Path, metric: str | None = None) -> None:
-        """Write a bar chart of a metric, with its range over the folds, to a file.
+        """Write a bar chart of a metric and its range over the folds to a file.
 
         Parameters
         ----------

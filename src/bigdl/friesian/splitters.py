@@ -198,7 +198,7 @@ class Splitter(ABC):
 
     @abstractmethod
     def _marked(self, frame: DataFrame) -> Iterator[tuple[DataFrame, Any]]:
-        """Yield the rows of each fold with a boolean column ``_TEST``; null means unused."""
+        """Yield each fold: rows with a column ``_TEST`` (null: unused), and the start or None."""
 
     def _with_whole_sessions(self, marked: DataFrame) -> DataFrame:
         if self.session_col is None:
@@ -211,7 +211,7 @@ class Splitter(ABC):
         return [col(name).desc() for name in (self.time_col, *self.order_by)]
 
     def _ranked(self, frame: DataFrame) -> DataFrame:
-        """Return the rows with their rank in the user's history; 1 is the newest."""
+        """Add each row's rank in the user's history, 1 for the newest, and the user's row count."""
         from pyspark.sql import Window
 
         window = Window.partitionBy(col(self.user_col)).orderBy(*self._newest_first())
@@ -322,7 +322,7 @@ class Ratio(Splitter):
 
 
 class GlobalTime(Splitter):
-    """Splitter whose test rows begin at one time, which is the same for all users.
+    """Splitter whose test rows start at the same time for all users.
 
     Parameters
     ----------

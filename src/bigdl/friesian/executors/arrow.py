@@ -1,4 +1,4 @@
-"""Executor ``arrow``: runs operators on Arrow batches of Parquet files, on Spark or locally.
+"""Executor ``arrow``, for operators on Arrow batches of Parquet files, on Spark or locally.
 
 For operators on groups, rows with the same key are shuffled. Every piece of the data writes one
 file, in which each bucket is one row group. A bucket is then read from all files, so its rows keep
@@ -56,7 +56,7 @@ _PIECES = 4  # pieces per worker, for load balance
 
 
 class Host(AbstractContextManager):
-    """Base class of hosts, which run a function on several items; a context manager.
+    """Base class of hosts: context managers that call a function on each item of a list.
 
     Attributes
     ----------
@@ -72,14 +72,14 @@ class Host(AbstractContextManager):
         return self.workers if self.workers == 1 else self.workers * _PIECES
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Run the function on all items in order; raise the first user error."""
+        """Call `function` on each item; return the results, or raise the first UsageError."""
         return raise_first_usage_error(
             self._outcomes(partial(value_or_usage_error, function), items)
         )
 
     @abstractmethod
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Call `function` on each item; return the results, which may be UsageErrors, in order."""
+        """Call `function` on each item; return its results, or UsageErrors, in item order."""
 
     def close(self) -> None:
         """Release the resources of the host."""
@@ -89,7 +89,7 @@ class Host(AbstractContextManager):
 
 
 class InProcessHost(Host):
-    """Host that runs in this process."""
+    """Host that calls the function in this process."""
 
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         return [function(item) for item in items]
@@ -113,7 +113,7 @@ class SparkTasks(Host):
 
 
 class LocalWorkers(Host):
-    """Host that runs items in local worker processes until :meth:`close`; a context manager.
+    """Host that calls the function in local worker processes; a context manager that stops them.
 
     Parameters
     ----------
@@ -151,12 +151,12 @@ class LocalWorkers(Host):
             return self._pool.run((path, item) for item in items)
 
     def close(self) -> None:
-        """Stop the processes."""
+        """Stop the worker processes."""
         self._pool.close()
 
 
 def _caller() -> Callable[[tuple[str, Any]], Any]:
-    """Return a worker function that loads a pickled function once and applies it to items."""
+    """Return a function of ``(path, item)`` that calls the function pickled at `path` on `item`."""
     pa.set_cpu_count(1)
     return lambda work: _read_function(work[0])(work[1])
 
@@ -168,7 +168,7 @@ def _read_function(path: str) -> Callable[[Any], Any]:
 
 
 def host_of(host: Any) -> AbstractContextManager[Host]:
-    """Return a context manager for the user's host; exiting closes the host only if it is new.
+    """Convert the argument `host` to a context manager; a Host that the user passed stays open.
 
     None means Spark if a session is active, else local processes.
     """
@@ -392,7 +392,7 @@ def part_path(path: str, index: int) -> str:
 
 
 def write(path: str, index: int, tables: Iterator[pa.Table]) -> int:
-    """Write the tables of a piece as the row groups of one file.
+    """Write each table as a row group of the part file `index`; return the number of rows.
 
     The file gets its name only when it is complete, so a repeated task leaves no second file.
 
@@ -417,7 +417,7 @@ def write(path: str, index: int, tables: Iterator[pa.Table]) -> int:
 
 
 def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
-    """Write at least one table to a Parquet file."""
+    """Write one or more tables to a Parquet file; return the number of rows."""
     first = next(tables)
     texts = [each.name for each in first.schema if pa.types.is_dictionary(each.type)]
     rows = 0
@@ -456,7 +456,7 @@ def _written(column: Any) -> pa.Array:
 def compute_statistics(
     program: Program, pieces: Sequence[Piece], host: Host
 ) -> dict[tuple[int, str], Any]:
-    """Compute the statistics of a program over files."""
+    """Compute the statistics that `program` requests, over Parquet files."""
     for each in program:
         if isinstance(each, FittedOperator) and isinstance(each.step, AddHistSeq):
             raise UsageError(
@@ -483,7 +483,7 @@ def _requested(program: Program) -> dict[tuple[int, str], Statistic]:
 
 
 def _learned(program: Program, rows: Rows) -> list[Any]:
-    """Return the partial statistics of a piece or bucket, in the order of the requests."""
+    """Compute partial results of the statistics that `program` requests, on one piece or bucket."""
     batches = []
     for batch in rows.batches():
         parts = []
@@ -498,7 +498,7 @@ def _learned(program: Program, rows: Rows) -> list[Any]:
 
 
 def _write_rows(fitted: Sequence[FittedOperator], path: str, rows: Rows) -> int:
-    """Write the output file of a piece or bucket; return the number of rows."""
+    """Apply operators to a piece or bucket and write its output file; return the number of rows."""
     return write(path, rows.index, (table_of(each.after_all(fitted)) for each in rows.batches()))
 
 
@@ -509,7 +509,7 @@ _BUCKET = 500_000  # rows
 
 @dataclass(frozen=True)
 class Bucket:
-    """All rows of a subset of keys, shuffled for one operator.
+    """All rows of a subset of the users, shuffled into files for one ``AddHistSeq`` operator.
 
     Attributes
     ----------
@@ -572,7 +572,7 @@ def _shuffle(
 
 
 def _buckets(batch: LazyBatch, name: str, count: int) -> np.ndarray:
-    """Return the bucket of each row; equal values have the same bucket."""
+    """Hash the values of column `name` into `count` buckets; return the bucket of each row."""
     import pandas as pd
 
     column = dictionary_encoded(batch[name])

@@ -54,7 +54,7 @@ def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
 
 
 def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:
-    """Apply a function to the batches of a DataFrame, whose rows Spark reads."""
+    """Apply a function to the Arrow batches of a DataFrame; Spark reads the rows."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for table in _gathered(batches):
@@ -79,7 +79,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
-    """Apply a function to the batches of a DataFrame, whose Parquet files pyarrow reads.
+    """Apply a function to the Arrow batches of a DataFrame; pyarrow reads its Parquet files.
 
     Partitions and row order are those of Spark's scan. The footers are read now, the data when the
     result is computed.

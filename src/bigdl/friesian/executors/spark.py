@@ -76,7 +76,7 @@ def fit_operator(df: DataFrame, operator: Operator) -> State:
 def apply_operator(
     df: DataFrame, operator: Operator, before: Schema, state: Any, is_training: bool = False
 ) -> DataFrame:
-    """Apply a fitted operator, through Arrow batches where that is faster."""
+    """Apply a fitted operator to a DataFrame, in Arrow batches where that is faster."""
     batched, remainder = operator.split_for_arrow(state)
     if batched is not None and is_arrow_safe(df):
         df = apply_in_batches(df, [FittedOperator(batched, before, state)])
@@ -130,7 +130,7 @@ def transform(
 
 @action
 def compute_statistics(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
-    """Compute the statistics of a program; one job computes all counts and aggregates.
+    """Compute the requested statistics; one job computes all counts and aggregates.
 
     Each requested column is copied under a temporary name at its step, because later steps may
     change it.

@@ -270,7 +270,7 @@ class AggregateEncoders(Table):
         drop_cat: bool = False,
         out_cols: str | list | None = None,
     ) -> tuple[Self, list[TargetCode]]:
-        """Add target encodings of categories, computed from rows of earlier times.
+        """Add target encodings of categories, computed only from rows of earlier time folds.
 
         Parameters
         ----------

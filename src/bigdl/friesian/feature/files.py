@@ -1,4 +1,4 @@
-"""Tables read from files, and written to files and Python objects."""
+"""Base classes of tables: methods that read files, write files and collect rows."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ class JoinMethods(Table):
         partition_cols: str | list[str] | None = None,
         out_cols: Any = None,
     ) -> Self:
-        """Add columns with the difference between each number and that of an earlier row.
+        """Add columns with the difference between each number and the number in an earlier row.
 
         Parameters
         ----------

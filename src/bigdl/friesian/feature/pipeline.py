@@ -219,7 +219,7 @@ class FeaturePipeline(FeatureMethods):
     def _learn(
         self, schema: Schema, compute: Callable[[Program], dict[tuple[int, str], Any]]
     ) -> Self:
-        """Fit all steps; return this pipeline.
+        """Fit all steps with the statistics that `compute` returns; return this pipeline.
 
         Parameters
         ----------
@@ -578,7 +578,7 @@ def _frame(table: Any) -> DataFrame:
 def _program(
     steps: Sequence[Operator], schema: Schema, states: dict[int, State]
 ) -> tuple[Program, list[FittedOperator]]:
-    """Plan the next pass; return its program, and the operators bound to their input fields."""
+    """Return the program for the next pass over the data, and operators with their input fields."""
     program: Program = []
     fitted: list[FittedOperator] = []
     unknown: set[str] = set()

@@ -1,4 +1,4 @@
-"""Exact sums of floats, independent of the order and grouping of the terms."""
+"""Exact sums of floats, which do not depend on the order or grouping of the numbers."""
 
 from __future__ import annotations
 

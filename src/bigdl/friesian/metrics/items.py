@@ -125,7 +125,7 @@ def item_facts(
 
 
 def _train_counts(train: Table | None, user_col: str, item_col: str) -> tuple[pa.Table, int]:
-    """Return the numbers of users and rows of each item, and the total number of users."""
+    """Count the users and training rows of each item, and all users of the table."""
     names = ["item", "users", "rows"]
     if train is None:
         empty = pa.chunked_array([], pa.int64())

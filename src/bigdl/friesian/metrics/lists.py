@@ -258,7 +258,7 @@ METRICS = (*_OF_USERS, "gauc", "coverage", "gini")
 
 @dataclass
 class _RankedRows:
-    """Recommendations sorted by user and rank, and relevant pairs, as integer codes."""
+    """Recommendations sorted by user and rank, and relevant user-item pairs, as integer codes."""
 
     users: pa.Array
     items: pa.Array
@@ -391,7 +391,7 @@ def _without_repeated(rows: _RankedRows) -> _RankedRows:
 
 
 def _pair_counts(rows: _RankedRows) -> Callable[[int, int | None], np.ndarray]:
-    """Return a function that counts, for each user, the misses ranked below hits.
+    """Return a function that counts each user's pairs of a hit and a miss ranked below it.
 
     For each hit with fewer than k misses above it, the function adds k minus those misses, for at
     most the first ``limit`` hits.

@@ -455,7 +455,7 @@ class _MetricSums:
             self.items[k] = summed.select(["item", "count_sum"]).rename_columns(["item", "count"])
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the sums as batches with the schema ``_ROWS``; the first row has them as JSON."""
+        """Yield batches with the schema ``_ROWS``: the sums as JSON, then the item counts by k."""
         sums = {
             "moments": {k: [m.count, m.total, m.squares] for k, m in self.moments.items()},
             "users": [self.users, self.without_list],

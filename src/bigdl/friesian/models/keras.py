@@ -403,7 +403,7 @@ def _rows(
 
 
 def _mean_of_known(vectors: Any, numbers: Any) -> Any:
-    """Average vectors of shape ``(n, length, dim)`` over the ids other than 0."""
+    """Average the vectors of each row, of shape ``(n, length, dim)``, where the id is not 0."""
     known = ops.cast(ops.expand_dims(ops.not_equal(numbers, 0), -1), vectors.dtype)
     return ops.sum(vectors * known, 1) / ops.maximum(ops.sum(known, 1), 1.0)
 

@@ -1,4 +1,4 @@
-"""Adapter that trains TensorFlow Recommenders models on several workers."""
+"""Adapter of TensorFlow Recommenders models, for training on several workers."""
 
 from typing import Any
 

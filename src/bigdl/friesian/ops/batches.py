@@ -73,7 +73,7 @@ class LazyBatch:
         return LazyBatch({name: self._columns[name] for name in names}, self.rows)
 
     def after(self, fitted: FittedOperator) -> LazyBatch:
-        """Return the batch that results from one fitted operator."""
+        """Apply a fitted operator; return the resulting batch."""
         added = {}
         for cell in fitted.cells:
             if cell.function is not None:
@@ -86,7 +86,7 @@ class LazyBatch:
         )
 
     def after_all(self, fitted: Iterable[FittedOperator]) -> LazyBatch:
-        """Return the batch that results from several fitted operators."""
+        """Apply fitted operators in order; return the resulting batch."""
         batch = self
         for each in fitted:
             batch = batch.after(each)
@@ -113,7 +113,7 @@ class _CachedResult:
 
 
 def apply_function(function: Function, columns: list[Values]) -> Values:
-    """Apply a function to columns, on distinct values where that is cheaper."""
+    """Apply a function to columns, once per distinct value where that is cheaper."""
     if len(columns) > 1:
         values, codes = combined([dictionary_encoded(each) for each in columns])
         return DictionaryColumn(function.array(*values), codes)
@@ -153,7 +153,7 @@ def slice_rows(column: Values, start: int, rows: int) -> Values:
 
 
 def combined(columns: list[DictionaryColumn]) -> tuple[list[pa.Array], np.ndarray]:
-    """Return the distinct value combinations of several columns, and the combination of each row.
+    """Return the distinct value combinations of columns, and each row's combination index.
 
     Returns
     -------
@@ -249,7 +249,7 @@ def _elements(column: Values) -> Values:
 
 @dataclass(frozen=True)
 class Counts(Statistic):
-    """Counts of the values in all `columns` together; nulls are not counted.
+    """Counts of each distinct value over all `columns` together; nulls are not counted.
 
     The result is an Arrow table with the columns ``value`` and ``count`` (int64), in no order.
 

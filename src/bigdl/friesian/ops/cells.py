@@ -105,14 +105,14 @@ class Rename(Operator):
 @register_operator
 @dataclass(frozen=True)
 class Filter(TableOperator):
-    """Operator that implements ``filter`` by a SQL expression."""
+    """Operator that implements ``filter`` with a SQL condition."""
 
     condition: str
     method = "filter"
 
     @property
     def reads(self) -> list[str]:
-        """SQL condition instead of column names, because only Spark can parse it."""
+        """List of the SQL condition alone, because only Spark can parse the column names in it."""
         return [self.condition]
 
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
@@ -278,7 +278,7 @@ class FillMedian(Operator):
 
 
 def medians_of(before: Schema, names: Sequence[str] | None) -> dict[str, Statistic]:
-    """Return requests for the medians of columns, by default of all numeric columns."""
+    """Return a Quantiles request for each column's median; by default for all numeric columns."""
     if names is None:
         names = [name for name, each in before.items() if column_types.is_number(each.kind)]
     require_columns(before, names)

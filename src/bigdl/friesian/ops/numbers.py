@@ -330,7 +330,7 @@ def as_array(value: Column, dtype: str) -> Column:
 
 
 class Bin(NumberFunction):
-    """Function that returns the bin of a number: how many edges it reaches, or the bin's label."""
+    """Function that returns a number's bin: the count of edges at or below it, or a label."""
 
     kind = "int"
 
@@ -534,7 +534,7 @@ class Indicator(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class OneHotEncode(Operator):
-    """Operator that implements ``one_hot_encode``; its state holds the sizes that were omitted."""
+    """Operator that implements ``one_hot_encode``; its state holds sizes that were not passed."""
 
     columns: list[str]
     sizes: list[int] | None

@@ -86,7 +86,7 @@ class OutputSchema(Statistic):
 
 
 class Function(ABC):
-    """Function of the cells of one column, or of several columns in the same row.
+    """Base class of functions that compute a result from one or more cells of a row.
 
     Attributes
     ----------
@@ -223,7 +223,7 @@ class OutputColumn:
 
 @dataclass(frozen=True)
 class Operator:
-    """Base class of operators: a feature table method with its arguments, which are JSON values.
+    """Base class of operators, which record a feature table method call with JSON arguments.
 
     An operator that learns nothing only needs :meth:`cells`. An operator that learns also needs
     :meth:`requests` and :meth:`fit_state`.
@@ -305,7 +305,7 @@ class Operator:
         return replace(df, columns).drop(*self.dropped)
 
     def split_for_arrow(self, state: State) -> tuple[Operator | None, Operator | None]:
-        """Split off the part of the operator that is faster in Arrow batches; return both parts.
+        """Return the part of the operator to run in Arrow batches, and the remaining part.
 
         Either part is None if it is empty.
         """
@@ -394,7 +394,7 @@ def register_operator(operator: _OperatorType) -> _OperatorType:
 
 @dataclass(frozen=True)
 class FittedOperator:
-    """Operator with the fields of its input columns and its fitted state."""
+    """Fitted operator: an operator, its input schema and its state."""
 
     step: Operator
     before: Schema
@@ -410,7 +410,7 @@ class FittedOperator:
 
     @property
     def inputs(self) -> list[str]:
-        """Input columns that the functions need."""
+        """Names of the input columns that the operator's functions read."""
         computed = (cell for cell in self.cells if cell.function is not None)
         return list(dict.fromkeys(name for cell in computed for name in cell.inputs))
 
@@ -457,7 +457,7 @@ def check_schema(known: Schema, wanted: Schema, needed: Sequence[str]) -> None:
 
 
 class TableOperator(Operator):
-    """Operator that needs several rows or filters rows; its state holds the output fields."""
+    """Operator that needs several rows or filters rows; its state holds the output column types."""
 
     executors = ("catalyst",)
 

@@ -85,7 +85,7 @@ class AddHistSeq(Operator):
         }
 
     def _order(self, names: Any) -> dict[str, str | None]:
-        """Return the output columns in order, each with the source column if it is a history."""
+        """Map output columns, in order, to the source column of a history, or to None."""
         histories = {f"{name}_hist_seq": name for name in self.cols}
         order: dict[str, str | None] = {}
         for name in names:
@@ -132,7 +132,7 @@ class AddHistSeq(Operator):
         )
 
     def of_users(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Yield the output, ordered by user and time; `table` must have all rows of each user."""
+        """Yield the output rows by user and time; `table` must have all rows of its users."""
         order, position, size = self._positions(table)
         wanted = np.flatnonzero((position >= self.min_len) & (position + self.num_seqs >= size))
         columns = self._order(table.column_names)
@@ -153,7 +153,7 @@ class AddHistSeq(Operator):
             yield pa.table(made)
 
     def _positions(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the row order by user and time, and each row's position and user row count.
+        """Return the row order by user and time, each row's rank, and the row count of its user.
 
         Rows of equal time keep their order.
         """
@@ -259,7 +259,7 @@ class Padded(Function):
         return _lists_of_length(filled, self.length)
 
     def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Pad all arrays of numbers without nulls in one copy; return the flat values."""
+        """Pad or truncate arrays of non-null numbers all at once; return the flat values."""
         if len(lengths) and lengths.max() > self.length:
             from_end = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
             items = items[from_end <= self.length]
@@ -439,7 +439,7 @@ class AddNegativeSamples(TableOperator):
         return spark.replace(rows, sample).drop(row, samples, history)
 
     def _with_items(self, rows: DataFrame, user: Column, history: str) -> DataFrame:
-        """Add a column with all items of each row's user to `rows`."""
+        """Add to `rows` an array column `history` with all items of the row's user."""
         items = F.collect_set(col(self.item_col)).alias("items")
         known = rows.groupBy(user.alias("user")).agg(items)
         return vocabulary.join(
@@ -582,5 +582,5 @@ def drawn_negatives(shipped: Any, bits: pa.ListArray, excluded: pa.ListArray) ->
 
 
 def _rows_and_values(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row index of every value, and the values."""
+    """Flatten lists of numbers; return the row index of each value, and the values."""
     return np.repeat(np.arange(len(lists)), list_lengths(lists)), lists.flatten().to_numpy()

@@ -199,7 +199,7 @@ def value_or_error(value: Column, is_good: Column, message: str, dtype: str) -> 
 
 
 def arrow_function(function: Callable, dtype: str) -> Callable[..., Column]:
-    """Wrap a function of Arrow arrays as a function of Spark columns."""
+    """Wrap a function of Arrow arrays as a function of Spark columns (an Arrow UDF)."""
     return versions.arrow_udf(silent_when_closed(function), dtype)
 
 

@@ -50,7 +50,7 @@ _RELATIVE_ERROR = 0.001  # of the quantiles at which times are split
 
 
 def drop_duplicate_keys(table: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
-    """Keep only the row with the largest count, then values, for each combination of keys.
+    """Keep one row per combination of keys: the largest by count, then by `values`.
 
     A table that a user made or united with another may contain a combination twice, and a join
     would then multiply rows.
@@ -94,7 +94,7 @@ class Encoding:
 
     @property
     def key_columns(self) -> list[str]:
-        """Category column names in a code table; a name that an output uses is replaced."""
+        """Category column names in a code table; names that clash with outputs are replaced."""
         taken = {COUNT, *self.outputs.values()}
         free = [name for name in self.categories if name not in taken]
         return [
@@ -106,7 +106,7 @@ class Encoding:
 def _group_names(
     cat_cols: Any, targets: Sequence[str], out_cols: Any, infix: str
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the groups of categories, and the output names of each group.
+    """Return the groups of category columns, and for each group an output name per target.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ class TargetStatistics:
         self.means = {**self._means_of_data(), **self._chosen_means}
 
     def _aggregated(self, df: DataFrame, columns: list[str]) -> DataFrame:
-        """Return one row for each category, fold and group of columns (``source``)."""
+        """Aggregate targets to one row per category combination, fold and encoding (``source``)."""
         rows = df.select(
             *(col(name).alias(self._key_of[name]) for name in columns),
             (F.lit(0) if self._fold_col is None else col(self._fold_col)).alias("fold"),
@@ -385,7 +385,7 @@ class TimeStatistics(TargetStatistics):
 
     @cached_property
     def _earlier(self) -> dict[str, list[float | None]]:
-        """Prior of each target: the mean that the user chose, or the mean before each fold."""
+        """Codes of unknown categories by target: the user's mean, or the mean before each fold."""
         return {
             target: [self.means[target]] if target in self._chosen_means else self._means_before(i)
             for i, target in enumerate(self.targets)
@@ -470,7 +470,7 @@ def _keys(table: pa.Table) -> list[str]:
 
 
 def _known(sums: pa.Table) -> pa.Table:
-    """Return the sums of category combinations that occur and have no null, sorted."""
+    """Keep the sums of category combinations that occur and contain no null, sorted by key."""
     keys = _keys(sums)
     sums = sums.filter(pc.greater(sums["rows"], 0))
     for name in keys:

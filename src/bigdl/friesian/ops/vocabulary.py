@@ -74,7 +74,7 @@ class Vocabulary:
 
     @cached_property
     def _order(self) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of integer keys in ascending order of the keys, and the sorted keys."""
+        """Indices that sort the integer keys in ascending order, and the sorted keys."""
         numbers = self.keys.to_numpy(zero_copy_only=False)
         positions = np.argsort(numbers, kind="stable")
         return positions, numbers[positions]
@@ -142,7 +142,7 @@ class Dictionary:
         return LookUp(entries, {"key": try_cast(col(name), dtype)}, {output: ("value", default)})
 
     def entries(self, dtype: str) -> DataFrame:
-        """Return the entries as a DataFrame: distinct ``key``, cast to a type, and ``value``."""
+        """Return a DataFrame of each distinct ``key``, cast to type `dtype`, and its ``value``."""
         table = self._table(dtype)
         if table is None:
             return self.lazy_entries(dtype)
@@ -164,7 +164,7 @@ class Dictionary:
         return self._shipped[dtype]
 
     def lazy_entries(self, dtype: str) -> DataFrame:
-        """Return :meth:`entries` as a plan, without collecting or broadcasting."""
+        """Return :meth:`entries` as a lazy DataFrame, without collecting or broadcasting it."""
         return self._pairs(dtype).groupBy("key").agg(F.min("value").alias("value"))
 
     def largest(self) -> int:
@@ -183,7 +183,7 @@ class Dictionary:
 
     @spark.action
     def _table(self, dtype: str) -> pa.Table | None:
-        """Return the entries sorted by key, or None if there are too many to collect."""
+        """Collect the entries, sorted by key; return None if there are too many."""
         if dtype not in self._tables:
             table = to_arrow(self._pairs(dtype).limit(DRIVER_KEYS + 1))
             self._tables[dtype] = _unique(table) if table.num_rows <= DRIVER_KEYS else None
@@ -201,7 +201,7 @@ def numbered_dictionary(spark: SparkSession, vocabulary: pa.Table) -> Dictionary
 
 
 def _unique(pairs: pa.Table) -> pa.Table:
-    """Return pairs sorted by key, with the smallest value of each key."""
+    """Sort key-value pairs by key; keep the smallest value of each key."""
     pairs = pairs.sort_by([("key", "ascending"), ("value", "ascending")]).combine_chunks()
     if pairs.num_rows < 2:
         return pairs
@@ -260,7 +260,7 @@ def join(
 def encode(
     df: DataFrame, dictionaries: Mapping[str, Dictionary], broadcast: bool, oov_buckets: int = 0
 ) -> DataFrame:
-    """Replace single values of columns by ids; a value without an entry becomes null.
+    """Replace single values of columns by ids; a value that the dictionary lacks becomes null.
 
     Parameters
     ----------
@@ -314,7 +314,7 @@ def encode_tokens(
     sort: bool,
     smallest: bool,
 ) -> DataFrame:
-    """Replace strings of several values by arrays of ids, in the order of the values.
+    """Split strings at `separator`, and replace each by an array of the ids of its values.
 
     Values without an entry are left out. A cell without any known value becomes null.
 
@@ -351,7 +351,7 @@ def encode_tokens(
 def encode_lists(
     df: DataFrame, dictionaries: Mapping[str, Dictionary], sort: bool, smallest: bool
 ) -> DataFrame:
-    """Replace values in arrays by ids, in order; leave out values without an entry.
+    """Replace the values in arrays by ids, in order; drop values that the dictionary lacks.
 
     Parameters
     ----------
@@ -379,7 +379,7 @@ def encode_lists(
 def _join_tokens(
     df: DataFrame, name: str, dictionary: Dictionary, dtype: str, separator: str
 ) -> DataFrame:
-    """Encode strings by joins: split each distinct cell once, then join cells with rows."""
+    """Encode the tokens of strings with joins; each distinct string is split once."""
     cells = df.select(col(name).alias("cell")).dropna().distinct()
     tokens = F.split(F.col("cell").cast("string"), separator)
     rows = cells.select("cell", F.posexplode(tokens).alias("position", "token"))
@@ -393,7 +393,7 @@ def _join_tokens(
 def value_features(
     df: DataFrame, outputs: Mapping[str, str], dictionary: Dictionary, default: Any
 ) -> DataFrame:
-    """Add columns that map values, or the values of nested arrays, through a dictionary.
+    """Add columns with the results of looking up values, or arrays of values, in a dictionary.
 
     Parameters
     ----------
@@ -423,7 +423,7 @@ def value_features(
 
 
 def _values(broadcast_entries: Any, depth: int, default: Any, keys: pa.Array) -> pa.Array:
-    """Return the values of keys in nested lists, or a default value for unknown keys."""
+    """Look up the keys in lists that are nested `depth` levels deep; unknown keys get `default`."""
     if not depth:
         values = broadcast_entries.value.find_repeated(keys)
         return values if default is None else values.fill_null(default)
@@ -436,7 +436,7 @@ def _known_of(broadcast_entries: Any, keys: pa.Array) -> pa.Array:
 
 
 def _known(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
-    """Return the values of known keys in lists; lists without a known key become null."""
+    """Look up the known keys of each list; a list without a known key becomes null."""
     values = vocabulary.find_repeated(keys.flatten())
     rows = np.repeat(np.arange(len(keys)), list_lengths(keys))
     known = rows[values.is_valid().to_numpy(zero_copy_only=False)]
@@ -449,7 +449,7 @@ def _known_in_lists_of(broadcast_entries: Any, keys: pa.Array) -> pa.Array:
 
 
 def _known_in_lists(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
-    """Return the values of known keys in lists; only null lists become null."""
+    """Look up the known keys of each list; only a null list becomes null."""
     known = _known(vocabulary, keys)
     return make_lists(list_lengths(known), known.flatten(), keys.is_null())
 
@@ -513,7 +513,7 @@ def distinct_values(df: DataFrame, columns: list[str]) -> dict[str, list]:
 def count_values(
     df: DataFrame, sources: Sequence[VocabularySource], separator: str | None, nulls: bool = False
 ) -> tuple[DataFrame, list[str]]:
-    """Count the values of all vocabulary sources in one aggregation.
+    """Count the values in the columns of each vocabulary, in one aggregation.
 
     Returns
     -------
@@ -577,7 +577,7 @@ def counts_of_sources(counted: DataFrame, fields: Sequence[str]) -> list[pa.Tabl
 
 
 def _ranked(counts: pa.Table, order_by_freq: bool) -> pa.Table:
-    """Return a table of the values, sorted in the order of their ids."""
+    """Return the values in the order of their ids: by count if `order_by_freq`, then by value."""
     order = [("count", "descending")] if order_by_freq else []
     return counts.sort_by([*order, ("value", "ascending")]).select(["value"]).combine_chunks()
 

@@ -188,7 +188,7 @@ def concat_features(parts: Sequence[Features]) -> Features:
 
 
 def _column(array: pa.Array) -> Column:
-    """Convert numbers and vectors to NumPy arrays, as a store does."""
+    """Convert vectors, or numbers without nulls, to NumPy arrays; return other arrays unchanged."""
     dtype = array.type
     if pa.types.is_fixed_size_list(dtype):
         return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), dtype.list_size)

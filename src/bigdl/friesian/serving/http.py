@@ -46,7 +46,7 @@ _KEYS = {"users", "k", "candidates", "deadline_ms"}
 
 
 class _Routes:
-    """Handlers of the recommender's HTTP routes, without the routes of its models."""
+    """Handlers of the recommender's HTTP routes, except the routes of its models."""
 
     def __init__(self, recommender: Recommender, limits: ServingLimits, threads: int):
         self._recommender, self._limits = recommender, limits

@@ -74,7 +74,7 @@ class Candidates:
     partial: bool = False
 
     def split(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return ids and scores per user."""
+        """Return a list with the ids and scores of each user."""
         ends = np.cumsum(self.counts)[:-1]
         return list(zip(np.split(self.ids, ends), np.split(self.scores, ends), strict=True))
 

@@ -1,4 +1,4 @@
-"""OpenAPI description of a recommender's HTTP routes, without the routes of its models."""
+"""OpenAPI description of a recommender's HTTP routes, except the routes of its models."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class _SplitModel:
 
 @dataclass(frozen=True)
 class _Requested:
-    """Users of a request that have candidates, with cached results and features.
+    """Users of a request who have candidates, with their cached outputs or their features.
 
     Attributes
     ----------
@@ -415,7 +415,7 @@ class PairScores:
     def _inputs(
         self, model: ServedModel, wanted: set[str], columns: dict[str, Column], side: int
     ) -> list[np.ndarray]:
-        """Return the model inputs that depend on the user only, or on the item only, in order."""
+        """Return the model inputs in `wanted`, computed from user columns or from item columns."""
         if self._pipeline is not None:
             columns = self._transformed(columns, side)
         signature = model.signature
@@ -445,7 +445,7 @@ def _names(model: ServedModel) -> list[str]:
 def _sides(
     columns: tuple[list[str], list[str]], inputs: Sequence[str], pipeline: FeaturePipeline | None
 ) -> tuple[set[str], set[str]]:
-    """Return the inputs that depend on the user only, and those on the item only."""
+    """Divide the model inputs into inputs from user columns and inputs from item columns."""
     of_user, of_item = map(set, columns)
     sides: tuple[set[str], set[str]] = (set(), set())
     for name in inputs:

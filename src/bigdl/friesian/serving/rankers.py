@@ -1,4 +1,4 @@
-"""Local recall and rankers: candidates from an index, scores from a model.
+"""Candidate generators and rankers that run in this process, with an index and a model.
 
 ============  ==========================================  ========================================
 part          method                                      local or remote class
@@ -208,7 +208,7 @@ class ServedRanker:
 
     @contextmanager
     def leased(self) -> Iterator[ServedModel | None]:
-        """Hold a model version during a request and yield it, or None if the model has a shadow.
+        """Hold a model version for a request and yield it, or None if there is a shadow model.
 
         A shadow has to receive the same requests as the model.
         """

@@ -42,7 +42,7 @@ class _RecommenderReplica:
         ]
 
     async def __call__(self, request: Any) -> Any:
-        """Answer an HTTP request whose body is that of ``POST /recommend``."""
+        """Answer an HTTP request that has the same body as ``POST /recommend``."""
         import asyncio
 
         from starlette.responses import JSONResponse

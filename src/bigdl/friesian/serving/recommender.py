@@ -53,7 +53,7 @@ _LONGEST = 1e6  # maximum seconds to a deadline; locks do not accept infinity
 
 
 class Recommender:
-    """Recommender of items for users; safe to call from several threads.
+    """Recommender that finds and ranks items for users; several threads may call it at once.
 
     Parameters
     ----------

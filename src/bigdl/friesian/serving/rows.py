@@ -62,7 +62,7 @@ class ColumnLayout:
 
 
 class Layout:
-    """Columns of a table, and the blocks that store them.
+    """Columns of a table, and the 2-D arrays (blocks) that store columns of one type together.
 
     Parameters
     ----------
@@ -91,12 +91,12 @@ class Layout:
 
     @staticmethod
     def width(group: Sequence[ColumnLayout]) -> int:
-        """Return the number of values per row of a block."""
+        """Return the number of values per row in the block that stores the columns `group`."""
         return len(group) if group[0].length is None else group[0].length
 
     @cached_property
     def row_type(self) -> np.dtype:
-        """NumPy structured type of all blocks of a row."""
+        """NumPy structured dtype of one row, with a field for each block."""
         return np.dtype(
             [(f"b{i}", dtype, (self.width(group),)) for i, (dtype, group) in enumerate(self.blocks)]
         )
@@ -223,7 +223,7 @@ def _length_of(column: pa.ChunkedArray) -> int | None:
 
 
 class StoredRows:
-    """Rows of a table, stored in blocks and sorted by distinct ids.
+    """Rows of a table, sorted by distinct ids; 2-D arrays (blocks) store the numeric columns.
 
     Attributes
     ----------
@@ -295,7 +295,7 @@ class StoredRows:
 
     @classmethod
     def merged(cls, parts: Sequence[StoredRows]) -> StoredRows:
-        """Merge several parts; if an id is repeated, the row of the last part is kept."""
+        """Merge several StoredRows; for a repeated id, keep the row of the last one."""
         ids = np.concatenate([part.ids for part in parts])
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
@@ -430,7 +430,7 @@ class Features:
 
 
 class _BlockFeatures(Features):
-    """Features whose columns are views of blocks."""
+    """Features read from ``StoredRows``; columns are computed on first access."""
 
     def __init__(
         self, layout: Layout, rows: StoredRows, is_known: np.ndarray, names: Sequence[str] | None
@@ -503,7 +503,7 @@ def _is_even(column: pa.Array, length: int) -> bool:
 def gather_features(
     layout: Layout, parts: Sequence[StoredRows], ids: np.ndarray, names: Sequence[str] | None
 ) -> Features:
-    """Return the rows of `ids` from several parts, in order; later parts take precedence.
+    """Return the rows of `ids` from several StoredRows, in order; later ones take precedence.
 
     Parameters
     ----------

@@ -179,7 +179,7 @@ class _Sharded:
         self._warning_lock = threading.Lock()
 
     def _call_shards(self, calls: dict[int, Callable[[Any], Any]]) -> dict[int, Any]:
-        """Call some shards concurrently; lost shards are missing from the result."""
+        """Call the shards in `calls` concurrently; lost shards are missing from the result."""
         futures = {
             index: self._pool.submit(self._replicas[index].call, function)
             for index, function in calls.items()
@@ -389,7 +389,7 @@ class ShardedFeatures(_Sharded):
         return first - 1 if first > -(1 << 31) else last + 1
 
     def _from_any(self, function: Callable[[Any], Any]) -> Any:
-        """Call the shards one after another until one answers."""
+        """Call one shard after another until one answers."""
         first = next(self._turn)
         for step in range(len(self.shards)):
             index = (first + step) % len(self.shards)

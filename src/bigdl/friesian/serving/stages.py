@@ -1,4 +1,4 @@
-"""Stages of a recommender: their interface, and the runner of a list of stages.
+"""Stages of a recommender: their interface, and the class that runs them.
 
 A stage is an object with a ``name`` and ``run(batch) -> batch``. The built-in stages are ``recall``
 (finds candidates), ``features`` (reads the ranker's columns) and ``ranking`` (scores candidates).
@@ -344,7 +344,7 @@ class _Progress:
 
 
 class StageRunner:
-    """Runner of the stages for a batch of users; it always answers by the deadline.
+    """Runs the stages on a batch of users, and always answers by the deadline.
 
     Parameters
     ----------

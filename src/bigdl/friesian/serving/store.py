@@ -74,7 +74,7 @@ class FeatureStore(ABC):
 
     @abstractmethod
     def layout(self, table: str) -> Layout:
-        """Return the layout of a table in the current version."""
+        """Return the layout of a table in the current version: columns, types and storage."""
 
     def names(self, table: str) -> list[str]:
         """Return the column names of a table, the id column first."""
@@ -400,7 +400,7 @@ class EmbeddedStore(FeatureStore):
         return self._tables
 
     def _keep_tables(self, error: UsageError) -> None:
-        """Log the error and keep the loaded tables; raise it if there are none."""
+        """Log `error` and keep the loaded tables; raise `error` if no tables are loaded."""
         if not self._tables:
             raise error
         logger.error("%s; version %s stays in use", error, self._manifest["version"])
@@ -531,7 +531,7 @@ class EmbeddedStore(FeatureStore):
 
     @contextlib.contextmanager
     def _writer(self) -> Iterator[dict[str, Any]]:
-        """Yield the manifest for changes; commit it if the block ends without an error.
+        """Yield the manifest for editing; commit it if the block ends without an error.
 
         Files that no version lists are removed: those of old versions, and those of writers that
         were killed or ran out of disk space.

@@ -1,4 +1,4 @@
-"""Import path that programs written for BigDL 2.x use."""
+"""Import path for programs that were written for BigDL 2.x."""
 
 from bigdl.orca import SafePickle
 
