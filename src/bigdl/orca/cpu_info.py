@@ -58,7 +58,7 @@ def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> l
 
 
 def _first_of_each(num_workers, cores_per_worker, machine):
-    """Assign cores to workers, all physical cores before their hyperthreads."""
+    """Assign cores to workers; use all physical cores before any hyperthread."""
     deepest = max(len(siblings) for siblings in machine.cores)
     order = [s[i] for i in range(deepest) for s in machine.cores if i < len(s)]
     return [

@@ -113,7 +113,7 @@ class _TableLayer(keras.layers.Layer):
         rows.copy_(torch.from_numpy(values.copy()))
 
     def _looked_up(self, ids: Any) -> Any:
-        """Look rows up in the torch table."""
+        """Look up the rows of `ids` in the torch table."""
         assert self.sharded_rows is not None
         return self.sharded_rows.lookup(keras.ops.convert_to_tensor(self.embeddings), ids)
 
@@ -178,7 +178,7 @@ class _TableLayer(keras.layers.Layer):
     # -- for Estimators -----------------------------------------------------------------------
 
     def table_optimizer(self, model_optimizer: Any) -> torch.optim.Optimizer:
-        """Create the torch optimizer of this worker's rows.
+        """Create the torch optimizer that updates this worker's rows.
 
         Parameters
         ----------
@@ -520,7 +520,7 @@ def _name_of(optimizer: Any, layer_name: str, advice: str) -> str:
 
 
 def _create_optimizer(name: str, weight: Any, rate: float, like: Any) -> torch.optim.Optimizer:
-    """Create a torch optimizer of rows with the options of a Keras optimizer."""
+    """Create a torch optimizer for table rows that has the options of a Keras optimizer."""
 
     def option(attribute: str, default: float) -> float:
         return float(getattr(like, attribute, default))

@@ -90,7 +90,7 @@ def casts(
 def _dtype_like(
     this: Sequence[Any], others: Sequence[Any] | None, name: str, is_target: bool
 ) -> torch.dtype | None:
-    """Return the dtype to convert a column to, or None if no cast is needed."""
+    """Return the dtype that a column must be cast to, or None if no cast is needed."""
     import torch
 
     if (
@@ -288,7 +288,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def share_of_remaining(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
-        """Return the number and the selection of this worker's remaining rows; a collective.
+        """Return how many remaining rows this worker has, and which; a collective operation.
 
         Parameters
         ----------
@@ -299,7 +299,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def order_of_share(self, share: np.ndarray, of: Pass) -> Any:
-        """Return the order of a pass, restricted to the rows of a share."""
+        """Return the row order of a pass that reads only the rows in `share`."""
 
     def facts(self, window: int) -> dict[str, Any]:
         """Return the JSON-able facts about the rows that :func:`plan_batches` needs."""
@@ -482,11 +482,11 @@ class TensorShard(BatchSource):
         return permutation(self.rows, of.seed, of.number, of.rank)
 
     def in_order(self, batch_size: int) -> None:
-        """Return None, which stands for the spooled order."""
+        """Return None, which makes :meth:`batch` read rows in their stored order."""
         return None
 
     def deal(self, rank: int, size: int) -> None:
-        """Keep this worker's part of rows that all workers have, regardless of the row order."""
+        """Keep this rank's share of rows that every worker holds; the row order does not matter."""
         import torch
 
         order = torch.from_numpy(np.argsort(self._ids, kind="stable")[rank::size].copy())
@@ -498,7 +498,7 @@ class TensorShard(BatchSource):
         self.__dict__.pop("_ids", None)
 
     def virtual_shards(self, count: int, sync: GradientSync) -> list[TensorShard]:
-        """Return this worker's virtual shards of the rows of all workers; a collective.
+        """Exchange rows between workers; return this worker's virtual shards. Collective operation.
 
         The rows of a shard and their order depend only on the contents of all rows.
 
@@ -671,7 +671,7 @@ def _padded(octets: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _as_words(tensor: torch.Tensor) -> torch.Tensor | None:
-    """View 8-byte rows as int64 for twice as fast gathering; return None for other rows."""
+    """View 8-byte rows as int64 to gather them twice as fast; return None for other row sizes."""
     import torch
 
     width = tensor[:1].nbytes
@@ -692,7 +692,7 @@ def _target(tensor: Any) -> Any:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Settings and data facts that determine the batches of a run.
+    """Settings, row counts and fingerprints that determine the batches of a run.
 
     Attributes
     ----------
@@ -717,7 +717,7 @@ class BatchLayout:
     def of(
         cls, settings: RunSettings, known: Sequence[dict[str, Any]], drop_last: bool = False
     ) -> BatchLayout:
-        """Build the layout from the facts that every worker reported."""
+        """Build the layout from the settings and from the facts that every worker reported."""
         rows, fingerprints, windows = (
             [each[fact] for each in known] for fact in ("rows", "fingerprint", "window")
         )
@@ -792,7 +792,7 @@ def plan_batches(
 
 
 def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str], None]) -> None:
-    """Split iterable data among the workers if each has read all of it; a collective.
+    """Split iterable data among the workers if each has read all of it; a collective operation.
 
     Parameters
     ----------
@@ -820,7 +820,7 @@ def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str
 
 
 def all_gather_json(sync: GradientSync, value: Any) -> list[Any]:
-    """Gather a JSON-able value of every rank on every rank; a collective."""
+    """Gather a JSON-able value of every rank on every rank; a collective operation."""
     gathered = sync.gather(json.dumps(value).encode())
     both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
     everyone: list[Any] = json.loads(cast("bytes", sync.broadcast(both)))
@@ -1015,7 +1015,7 @@ class LoaderBatches(BatchSource):
         return self._start(_Epoch(share.astype(np.int64), (of.seed, of.number)), of.ranges())
 
     def in_order(self, batch_size: int) -> _Epoch:
-        """Return the order of an evaluation in batches of `batch_size` rows."""
+        """Return the sample order of an evaluation in batches of `batch_size` samples."""
         starts = range(0, self.rows, batch_size)
         ranges = ((start, min(start + batch_size, self.rows)) for start in starts)
         return self._start(self._evaluation(), ranges)
@@ -1088,7 +1088,7 @@ class LoaderBatches(BatchSource):
 
 
 class _BatchMaker:
-    """Dataset of batches, each collated under a separate seed.
+    """Dataset whose items are whole batches, each collated under a separate random seed.
 
     An item has the bounds of a batch in an order, its seeds and its sample indices. The result has
     the bounds and the batch.
@@ -1169,7 +1169,7 @@ class _Processes:
 
 
 class _ByValue:
-    """Value that is pickled by value, including classes of ``__main__``."""
+    """Wrapper whose object is pickled by value, including classes of ``__main__``."""
 
     def __init__(self, value: Any):
         self._value = value

@@ -62,7 +62,7 @@ _WARNING = "warning"  # prefix of the topics of workers' warnings to the user
 
 
 class TrainingSession:
-    """Runner of an Estimator's fits, with retries; it keeps the training state between calls.
+    """Trainer that runs an Estimator's fits with retries and keeps the training state between them.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class TrainingSession:
             self._lock.release()
 
     def take(self, snapshot: Checkpoint) -> None:
-        """Continue from a loaded state."""
+        """Continue training from the state of a loaded checkpoint."""
         with self._alone():
             self._resume(snapshot)
             self._epochs = self.position.epochs_with_metrics
@@ -284,7 +284,7 @@ class TrainingSession:
 
 @dataclass
 class FitCall:
-    """One call of ``fit``, as the driver runs it.
+    """Program, input, start state and failure policy of one call of ``fit``.
 
     Attributes
     ----------
@@ -529,7 +529,7 @@ class Hooks(ABC):
 
     @abstractmethod
     def is_stopped(self, *, in_epoch: bool = False) -> bool:
-        """Return True if a callback or a trigger has ended the fit; may be a collective."""
+        """Return True if a callback or trigger has ended the fit; may be a collective operation."""
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:
@@ -550,7 +550,7 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def begin_epoch(self) -> None:
-        """Open the remaining batches of the epoch."""
+        """Start to read the remaining batches of the epoch."""
 
     @abstractmethod
     def run(self, triggers: Triggers) -> bool:
@@ -583,7 +583,7 @@ class Checkpointer(ABC):
         """Save the current state."""
 
     def must_leave(self) -> bool:
-        """Return True if a worker's machine is about to shut down; may be a collective."""
+        """Return True if a worker's machine will soon shut down; may be a collective operation."""
         return False
 
     def leave(self) -> None:  # noqa: B027 - few have to do it
@@ -671,7 +671,7 @@ class EpochRunner:
             self.checkpointer.leave()
 
     def _is_over(self, *, in_epoch: bool = False) -> bool:
-        """Return True on every rank if the fit ends now; may be a collective."""
+        """Return True on every rank if the fit ends now; may be a collective operation."""
         state = self.context.state
         return state.stop_at.is_reached(state.position) or self.hooks.is_stopped(in_epoch=in_epoch)
 
@@ -820,7 +820,7 @@ class WorkerCheckpointer(Checkpointer):
             self._restore_epoch(snapshot)
 
     def _restore_epoch(self, snapshot: Checkpoint) -> None:
-        """Resume inside an epoch, with its remaining batches or remaining rows."""
+        """Resume within an epoch, from its next batch or with only its remaining rows."""
         files, manifest, rank = snapshot.files, snapshot.manifest, self._sync.rank
         layout, running = self._state.layout, self._step.running
         snapshot.need(*BatchLayout.facts, "rows_since_merge", "sums")
@@ -844,7 +844,7 @@ class WorkerCheckpointer(Checkpointer):
             self._step.put_sums(loads(files["rng.pt"]))
 
     def _remaining_batches(self, left: SavedSlices) -> RemainingBatches:
-        """Distribute the epoch's remaining rows over the workers; a collective."""
+        """Distribute the epoch's remaining rows over the workers; a collective operation."""
         count, share = self._step.source.share_of_remaining(left, self._sync)
         rows = [int(row[0]) for row in self._sync.all_gather([float(count)])]
         layout, position = self._state.layout, self._state.position
@@ -941,7 +941,7 @@ class WorkerCheckpointer(Checkpointer):
         self._writer.start(partial(write, directory, snapshot))
 
     def _left_everywhere(self, directory: CheckpointDirectory) -> "dict[str, np.ndarray]":
-        """Return the ids of the epoch's remaining rows; empty unless all ranks have ids."""
+        """Return this worker's remaining row ids by array name; empty unless all ranks have ids."""
         if not self._state.position.batch:
             return {}
         left = self._step.left() if directory.is_shared() else None
@@ -952,7 +952,7 @@ class WorkerCheckpointer(Checkpointer):
     def _write_slices(
         self, directory: CheckpointDirectory, slices: "dict[str, np.ndarray]"
     ) -> tuple[str, dict[str, list[dict[str, Any]]]]:
-        """Write the slices of all ranks; return their folder and their descriptions."""
+        """Write this rank's slices; return the common folder and the descriptions of all slices."""
         aside = None
         if self._sync.rank == 0:
             self._writer.wait()  # it removes unfinished folders
@@ -971,7 +971,7 @@ class WorkerCheckpointer(Checkpointer):
         return {"checkpoint": self._checkpoint}
 
     def _snapshot(self) -> Checkpoint | None:
-        """Return the whole state on rank 0, None on other ranks; a collective."""
+        """Return the whole state on rank 0, None on other ranks; a collective operation."""
         sync, state, step, running = self._sync, self._state, self._step, self._step.running
         position = state.position
         manifest = {**position.to_json(), **vars(state.layout), **step.facts()}

@@ -1,4 +1,4 @@
-"""Reduction of a loss: a mean over rows, a sum, or a mean over unmasked elements.
+"""Detection of how a loss reduces: mean over rows, sum, or mean over unmasked elements.
 
 Each worker computes a part of a batch.  The gradients add up to that of one process only if each
 part is weighted by the divisor of its loss: the number of rows, of labels that are not ignored, or
@@ -30,7 +30,7 @@ _PROBED_ROWS = 64
 
 @dataclass(frozen=True)
 class LossForm:
-    """Divisors of a loss, read from its autograd graph.
+    """Numbers that a loss divides its sums of elements by, read from its autograd graph.
 
     Attributes
     ----------
@@ -49,11 +49,11 @@ class LossForm:
 
     @property
     def divisor(self) -> float:
-        """First divisor; between losses that are alike, all divisors have the same ratio."""
+        """First divisor, which is enough to weight a loss against other losses that are alike."""
         return self.divisors[0]
 
     def is_like(self, other: LossForm) -> bool:
-        """Return True if the divisors of both losses have the same ratios."""
+        """Return True if the divisors of both losses are equal up to a common factor."""
         if not (any(self.divisors) and any(other.divisors)):
             return True  # no element counts
         if len(self.divisors) != len(other.divisors) or not (self.divisor and other.divisor):
@@ -67,7 +67,7 @@ class LossForm:
 
 @dataclass(frozen=True)
 class _Term:
-    """Divisor of one term of a loss.
+    """Number that one summand of a loss is divided by.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class _UnreadableError(Exception):
 
 
 def read_form(loss: Any, *, to_leaves: bool = False) -> LossForm | None:
-    """Read the form of a loss from its autograd graph; return None if that is impossible.
+    """Read a loss's divisors from its autograd graph; return None if that is impossible.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ _ELEMENTWISE = {
 
 
 def _terms(node: Any, term: _Term) -> list[_Term]:
-    """Return the terms that add up to the output of an autograd node.
+    """Return the divisors of all summands that add up to the output of an autograd node.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def _terms(node: Any, term: _Term) -> list[_Term]:
 def _of_product(
     node: Any, name: str, inputs: Sequence[Any], term: _Term, dims: int = 8
 ) -> tuple[Any, _Term]:
-    """Return the factor of a product or quotient that depends on the rows, and its term."""
+    """Return the node of the factor that depends on the rows, and the divisor at that node."""
     is_division = name == "Div"
     if len(inputs) == 1:  # with a Python number
         number, is_plain, following = float(node._saved_other), term.is_plain, inputs[0]
@@ -232,7 +232,7 @@ def _of_product(
 
 
 def _is_trained_number(node: Any) -> bool:
-    """Return True if a node computes a number from one scalar parameter alone."""
+    """Return True if a node computes its output from a single scalar parameter alone."""
     for _ in range(8):
         if node is None:
             return False
@@ -245,7 +245,7 @@ def _is_trained_number(node: Any) -> bool:
 
 
 def _of_torch(node: Any, name: str, term: _Term) -> _Term:
-    """Return the term of a torch loss function."""
+    """Return `term` with its divisor multiplied by that of a torch loss function."""
     if node._saved_reduction != 1:  # a sum, or of one element
         return term
     if name in _OVER_CLASSES:
@@ -262,7 +262,7 @@ def _count(node: Any) -> int:
 
 
 def _of_elements(node: Any, term: _Term) -> list[_Term]:
-    """Return the terms of a mean or sum, including means and factors deeper in the graph."""
+    """Return the divisors of a mean or sum, including means and factors deeper in the graph."""
     is_first = True
     while node is not None:
         name, inputs = _name(node), [following for following, _ in node.next_functions]
@@ -637,7 +637,7 @@ class LossWeights:
         return self.divisor_of(loss, rows) if self.reduction == DIVISOR else float(rows)
 
     def divisor_of(self, loss: Any, rows: int) -> float:
-        """Return the divisor of a part's loss, estimated where it cannot be read."""
+        """Return the number that a part's loss is divided by; estimate it if it is unreadable."""
         form = read_form(loss)
         if form is None or not math.isfinite(form.divisor):
             return self._last * rows

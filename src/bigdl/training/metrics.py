@@ -74,7 +74,7 @@ class EpochSums:
     def add(
         self, loss: float, counted: float, rows: int, *, step_s: float, **seconds: float
     ) -> None:
-        """Add one step; without rows its loss is 0 and its times do not count as a batch.
+        """Add one step; a step without rows has loss 0 and does not count as a batch.
 
         Parameters
         ----------
@@ -215,7 +215,7 @@ class Records:
         return dumps(torch.tensor(self.rows, dtype=torch.float64).reshape(-1, 2 + len(self.names)))
 
     def load(self, data: bytes) -> None:
-        """Load rows from :meth:`dump`; ignore those of a release with other columns."""
+        """Load the rows that :meth:`dump` serialized; ignore rows with other columns."""
         tensor = loads(data)
         self.rows = tensor.tolist() if tensor.shape[1] == 2 + len(self.names) else []
 
@@ -282,7 +282,7 @@ _NO_HEADLINES = (*_DROPPED, "epoch", "batch_count", "num_samples", "last_train_l
 
 
 def headline(entry: dict[str, Any]) -> dict[str, float]:
-    """Return the losses and metrics of an epoch entry of any framework."""
+    """Select the losses and metrics from the history entry of an epoch, for any framework."""
     return {
         name: value
         for name, value in entry.get("logs", entry).items()
@@ -291,7 +291,7 @@ def headline(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def validation_names(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Rename evaluation metrics to the ``val_`` names of an epoch of ``fit``."""
+    """Rename evaluation metrics to the ``val_`` names that ``fit`` uses for an epoch."""
     return {
         name if name.startswith("val_") else f"val_{name.lower()}": value
         for name, value in metrics.items()
@@ -345,7 +345,7 @@ def monitored_metric(metrics: dict[str, Any], monitor: str | None, who: str) -> 
 def epoch_as_returned(
     entry: dict[str, Any], reduce_results: bool, profile: bool
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """Convert a history entry to merged metrics, or to a list with those of each worker."""
+    """Convert an epoch's history entry to merged metrics, or to a list of each worker's metrics."""
     kept = {k: v for k, v in entry["profile"].items() if k.endswith("_s") or k == "bytes_per_step"}
     times = {"profile": kept} if profile else {}
     if not reduce_results:

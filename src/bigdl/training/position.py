@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StoppingCriterion:
-    """End of a fit, after an epoch or a step, counted from the start of the run.
+    """Epoch or step after which a fit ends, counted from the start of the run.
 
     Attributes
     ----------

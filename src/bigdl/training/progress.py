@@ -49,7 +49,7 @@ def progress_of(form: str) -> "Progress":
 
 
 class Progress:
-    """Base class of progress displays, which shows nothing."""
+    """Base class of progress displays; it shows nothing itself."""
 
     def start(self, workers: int) -> None:
         """Report the number of workers before they start."""
@@ -73,7 +73,7 @@ class Progress:
 
 
 class ProgressBar(Progress):
-    """Progress bar of a fit's steps, by tqdm."""
+    """Progress bar that shows the steps of a fit with tqdm."""
 
     def __init__(self) -> None:
         self._bar: Any = None  # of tqdm
@@ -165,7 +165,7 @@ def items_progress(unit: str, total: int, *, bar: bool = False) -> "ItemBar | It
 
 
 class ItemBar:
-    """Progress bar of a search's items, by tqdm, with an estimate of the remaining time.
+    """Progress bar that shows a search's items and the estimated remaining time with tqdm.
 
     Parameters
     ----------

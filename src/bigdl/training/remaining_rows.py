@@ -104,7 +104,7 @@ def _random_words(count: int, first: int = 0) -> np.ndarray:
 
 
 def find_rows(ids: np.ndarray, left: SavedSlices, sync: GradientSync) -> np.ndarray:
-    """Return the mask of this worker's rows that the epoch has not read yet; a collective.
+    """Return the mask of this worker's rows that the epoch has not read; a collective operation.
 
     Of n equal rows, as many are selected as remain, from the lowest ranks first.
 
@@ -158,7 +158,7 @@ def find_rows(ids: np.ndarray, left: SavedSlices, sync: GradientSync) -> np.ndar
 
 
 def _kept(left: SavedSlices, rank: int, size: int) -> np.ndarray:
-    """Return the ids of the remaining rows that this rank assigns."""
+    """Return the ids of those remaining rows that `rank` assigns to workers."""
     pieces = []
     for owner in range(left.count(IDS)):
         piece = left.of_owner(IDS, owner)

@@ -103,7 +103,7 @@ class SavedSlices:
 
     @property
     def stay_in_files(self) -> bool:
-        """True if prediction tasks read rows from files since the tables are too large to send."""
+        """True if the tables are too large to send, so prediction tasks read them from files."""
         return self.size > BROADCAST and self.is_local
 
     def mapped(self, name: str, *, at_random: bool = True) -> list[np.ndarray]:

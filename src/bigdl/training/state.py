@@ -185,13 +185,13 @@ class RunningState(ABC):
         """Set this worker's values, as returned by :meth:`local_values`."""
 
     def merge(self) -> None:
-        """Make the values of all workers equal; a collective."""
+        """Make the values of all workers equal; a collective operation."""
         self.put(self._merge())
         self.restart()
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
-        """Use merged values within the block, then restore the local ones; a collective.
+        """Use merged values within the block, then restore the local ones (collective operation).
 
         So a checkpoint has merged values, and taking it does not change the run.
         """
@@ -256,7 +256,7 @@ def precision_of(
 
 
 def device_of(worker: Worker, sync: GradientSync) -> torch.device:
-    """Return a worker's device: a GPU if every worker has one, else the CPU; a collective.
+    """Return a worker's device: a GPU if every worker has one, else the CPU (collective operation).
 
     The workers of a machine share its GPUs evenly, unless Spark has assigned them. With the option
     ``use_gpu=False`` of the attempt, all use the CPU.

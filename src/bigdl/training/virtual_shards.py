@@ -1,4 +1,4 @@
-"""Virtual shards: a partition of rows and an order of sums independent of the worker count.
+"""Virtual shards: a row split and a summation order that do not depend on the worker count.
 
 Floating-point sums depend on their order, and kernels on the batch shape and the number of threads.
 So a fit with bitwise equal results for any number of workers computes with V *virtual shards*
@@ -63,7 +63,7 @@ def _listed(numbers: Sequence[int]) -> str:
 def deal_rows(
     ids: np.ndarray, columns: Mapping[int, torch.Tensor], count: int, sync: GradientSync
 ) -> list[tuple[np.ndarray, dict[int, torch.Tensor]]]:
-    """Send each row to the worker that owns its virtual shard; a collective.
+    """Send each row to the worker that owns its virtual shard; a collective operation.
 
     Parameters
     ----------

@@ -77,7 +77,7 @@ class ConnectEngine(SparkEngine):
 
     @property
     def is_driver_reachable(self) -> bool:
-        """True if workers meet at this process, which is assumed until a connection fails."""
+        """True if workers connect to this process, which is assumed until a connection fails."""
         if self._rendezvous == "auto":
             return self.cluster.is_client_reachable is not False
         return self._rendezvous == "driver"

@@ -118,7 +118,7 @@ def _meet(spec, context, rank, hosted):
 
 
 def _leave(spec, channel, rank, error):
-    """Wait for all workers to end on rank 0; after a failure, on every rank for a limited time."""
+    """Wait on rank 0 until all workers end; after a failure, wait on all ranks for a while."""
     with contextlib.suppress(ConnectionLost):  # rank 0 and its channel may be gone
         channel.set(f"left/{rank}", "")
         others = [f"left/{p}" for p in range(spec.world_size)]

@@ -140,7 +140,7 @@ class SparkEngine(Engine):
 
     @property
     def is_driver_reachable(self) -> bool:
-        """True if workers meet at the driver, which is assumed until a connection fails."""
+        """True if workers connect to the driver, which is assumed until a connection fails."""
         if self._rendezvous == "auto":
             return self.cluster.sc.applicationId not in unreachable_applications
         return self._rendezvous == "driver"
@@ -302,7 +302,7 @@ class SparkJob(Job):
                 raise
 
     def _stage(self):
-        """Return the stage of an attempt: with the input, or without it if spools exist."""
+        """Return the stage of the next attempt; it reads the input unless spools exist."""
         if self._spools is not None:
             return self._mapped(self._empty(), self._next_spec())
         if self._rdd is None:
@@ -330,7 +330,7 @@ class SparkJob(Job):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
 
     def _without_results(self, rows, outcomes, details, gone):
-        """Handle a stage that ended without a result of every rank."""
+        """Handle a stage without results from all ranks: raise an error or read the input again."""
         if not rows and self._feed is not None:
             raise NoRows("The input has no rows")
         if "leaving" in outcomes:

@@ -1,4 +1,4 @@
-"""Barrier transport: a barrier stage runs each group of steps, and its ranks communicate by gloo.
+"""Barrier transport: a barrier stage runs each group of steps; its ranks communicate with gloo.
 
 Inside the stage, gradients are sent to the owners of the slices (a reduce-scatter that sums in rank
 order), and weights to all ranks (an all-gather).  After a group the executors keep the state
@@ -183,7 +183,7 @@ class GroupProgram:
 
 
 class MessageExchange:
-    """All-to-all exchange of messages between ranks; each call is a collective.
+    """All-to-all exchange of messages between ranks; each call is a collective operation.
 
     Parameters
     ----------
@@ -285,7 +285,7 @@ class MessageExchange:
         into: Sequence[np.ndarray] | None,
         is_ring: bool,
     ) -> tuple[dict, Iterator[int]]:
-        """Return the messages from other hosts, and an iterator that receives large parts.
+        """Exchange messages with other hosts; return them and an iterator that gets large parts.
 
         If every rank sends the same message to all others, large parts go around a ring, so that a
         link carries one stream per direction. Otherwise they are sent to every rank in turn.
@@ -374,7 +374,7 @@ class MessageExchange:
                 work.wait()
 
     def _in_turn(self, blocks: dict[int, list], step: int) -> Iterator[tuple[int, int, Any]]:
-        """Yield each block with its index and rank, taking one block of each rank in turn.
+        """Yield each block with its index and rank, one block from each rank in turn.
 
         The ranks follow this rank in ascending order, or in descending order with step -1. A block
         has the same index on its sender and its receiver.
@@ -459,7 +459,7 @@ def _opened(header: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class StateFiles:
-    """Files with the states of one training, as a rank sees them; all methods are collectives.
+    """Files in which the ranks keep a training's states; all methods are collective operations.
 
     Parameters
     ----------

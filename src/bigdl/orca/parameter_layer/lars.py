@@ -47,7 +47,7 @@ class SliceOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def _update(self, parameter: torch.Tensor, group: dict, norms: Any) -> None:
-        """Update a parameter; `norms` is None for a whole parameter."""
+        """Update a parameter; for a slice, `norms` may hold the norms of the whole parameter."""
 
     def _end_step(self, parameter: torch.Tensor, group: dict) -> None:
         """Update state that changes in every step, even without a gradient."""

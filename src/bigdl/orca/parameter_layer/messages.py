@@ -166,7 +166,7 @@ class ArrayMessage:
 
 
 class ReceivedMessage:
-    """Message in three buffers, the middle one of which may be in preallocated memory.
+    """Received message in three buffers; the middle buffer may be preallocated memory.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ class ReceivedMessage:
         self.parts = [memoryview(head), large.data, memoryview(tail)]
 
     def opened(self) -> Any:
-        """Return the document, whose arrays are views of the pieces."""
+        """Return the document, whose arrays are views of the three buffers."""
         head, large, _ = self.parts
         if not len(head):
             return unpack(large)
@@ -226,7 +226,7 @@ def unpack(data: Any) -> Any:
 
 
 def _filled(text: bytes, read: Callable[[int, str, list[int]], np.ndarray]) -> Any:
-    """Parse the JSON text and replace the placeholders of arrays."""
+    """Parse JSON text, and replace each array placeholder with the array that `read` returns."""
 
     def fill(doc):
         if _ARRAY not in doc:
@@ -257,7 +257,7 @@ PAYLOAD_BYTES = 4 << 20  # the JVM copies larger ones more often
 
 
 def frames_of(tag: bytes, source: int, data: Any, lane: int = 0) -> Iterator[bytes]:
-    """Split a message into frames.
+    """Split a message into frames of limited size, each with a header.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def frame_of_file(tag: bytes, source: int, path: str, lane: int = 0) -> bytes:
 
 
 def _payloads(parts, count) -> Iterator[list[memoryview]]:
-    """Split parts of bytes into `count` lists, each with the payload of one frame."""
+    """Distribute the bytes of `parts` over `count` frames; yield the buffers of each frame."""
     views = [memoryview(part) for part in parts]
     for _ in range(count):
         payload, room = [], PAYLOAD_BYTES

@@ -1,4 +1,4 @@
-"""Application of a torch optimizer to one slice of the flat vector.
+"""Application of a torch optimizer to one slice of the flat weight vector.
 
 Each slice has an optimizer of the same class, whose parameters are the segments of the slice as
 one-dimensional tensors.  Its updates equal those of the whole optimizer if every element is updated
@@ -77,7 +77,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def updates_rows(optimizer: torch.optim.Optimizer, widths: Sequence[int]) -> bool:
-    """Return True if the optimizer updates only the rows that a sparse gradient has.
+    """Return True if the optimizer updates only the rows that a sparse gradient contains.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def _create_optimizer(optimizer_type: type, groups: list[dict], has_state: bool)
 
 
 def cut_state(state: Mapping[int, Mapping], geometry: FlatLayout, rank: int) -> list[dict]:
-    """Return the optimizer state of the segments of a slice.
+    """Return the optimizer state of one rank's slice, as one dict per parameter segment.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ _LANE = 33  # bits; py4j passes a Long instead of an Integer only beyond 32 bits
 
 
 def key(partition: int, lane: int = 0) -> bytes:
-    """Encode the key of a partition, which a task yields before a value.
+    """Encode a partition number and a lane as the key that a task yields before a value.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Pairs:
         return self._by_key(raw, self._serializer)
 
     def mapped(self, pairs: Any, task: Callable) -> Any:
-        """Map each partition by ``task(index, values)`` without a shuffle."""
+        """Apply ``task(index, values)`` to each partition without a shuffle."""
         raw = self._python_rdd(pairs, task, preserves_partitioning=True)
         return self._pairs_of(raw).asJavaPairRDD()
 
@@ -124,7 +124,7 @@ class Pairs:
         return RDD(self._values_of(pairs), self.sc, NoOpSerializer())
 
     def on_lanes(self, pairs: Any, first: int, last: int) -> Any:
-        """Select the pairs whose keys are in a range of lanes; small pairs are not filtered.
+        """Select the pairs whose lane is `first` to `last`; small pairs are not filtered.
 
         For small pairs a filter costs the driver more than unneeded pairs cost a task.
         """
@@ -215,7 +215,7 @@ class SpooledRows:
         pairs.keep(self.handles)
 
     def _source(self, cluster, feed):
-        """Return pairs of cells by shard, and the reader of the cells."""
+        """Return the feed's data as pairs by shard, and the reader that tasks use for it."""
         ((name, only),) = feed.feeds.items()
         if isinstance(only, PackedFeed) and only.needs_packing(cluster):
             frame, specs, self._close = only.cells(0, self._pairs.partitions)
@@ -258,14 +258,14 @@ class SpooledRows:
 
 
 def _send_cells(index, cells):
-    """Yield cells, each after the key of its shard."""
+    """Yield each serialized data cell after the key of the shard that it belongs to."""
     for cell in cells:
         yield key(cell[0])
         yield pack(cell)
 
 
 def _batches(frames):
-    """Convert cells to the record batches that a reader takes."""
+    """Deserialize data cells and yield each one as an Arrow record batch for the reader."""
     for frame in frames:
         *position, data = unpack(frame)
         yield one_row([*position, data.tobytes()], CELL)

@@ -47,7 +47,7 @@ def slice_bounds(total: int, ranks: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ParameterSegment:
-    """Part of a parameter within a slice.
+    """Part of a parameter that lies in one slice of the flat vector.
 
     Attributes
     ----------
@@ -68,12 +68,12 @@ class ParameterSegment:
     row: int = 0
 
     def of(self, vector: Any) -> Any:
-        """Return a view of the segment in a slice; two-dimensional for a table."""
+        """Return a view of this segment in a slice vector; two-dimensional for a table."""
         here = vector[self.start : self.stop]
         return here.reshape(-1, self.width) if self.width else here
 
     def touched(self, rows: np.ndarray) -> np.ndarray:
-        """Return the touched rows of a table in the segment, relative to its first row."""
+        """Select the touched rows that lie in this segment, relative to its first row."""
         end = self.row + (self.stop - self.start) // self.width
         first, last = np.searchsorted(rows, [self.row, end])
         return rows[first:last] - self.row
@@ -132,7 +132,7 @@ class FlatLayout:
         return segments
 
     def cut(self, touched: Mapping[int, np.ndarray]) -> list[tuple[slice, dict[int, np.ndarray]]]:
-        """Return the range and the touched rows of each slice in a gradient.
+        """Split a gradient of touched rows; return the range and the touched rows of each slice.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class FlatLayout:
 def ranges_of(
     segments: Sequence[ParameterSegment], touched: Mapping[int, np.ndarray]
 ) -> list[slice]:
-    """Return the ranges of segments in a vector that has only the touched rows of tables."""
+    """Return each segment's range in a vector that holds only the touched rows of tables."""
     lengths = [
         len(touched[each.parameter]) * each.width if each.width else each.stop - each.start
         for each in segments
@@ -178,7 +178,7 @@ def ranges_of(
 
 @dataclass(frozen=True)
 class LayerStep:
-    """One step of the training.
+    """Epoch, batch and optimizer settings of one training step.
 
     Attributes
     ----------
@@ -310,7 +310,7 @@ class Transport(contextlib.AbstractContextManager):
 
     @abstractmethod
     def states(self) -> list[RankState]:
-        """Return the state of every owner after the last group.
+        """Return the state of each slice's owner after the last group of steps.
 
         Raises
         ------

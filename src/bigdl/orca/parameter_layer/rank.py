@@ -25,7 +25,7 @@ _BLOCK = 1 << 15  # numbers per block of a sum, so that it fits into the cache
 
 
 def changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-    """Return the arrays of `after` that differ bitwise from `before`, by number."""
+    """Return the arrays of `after` that differ bitwise from `before`, by their list index."""
     return {
         number: new
         for number, (old, new) in enumerate(zip(before, after, strict=True))
@@ -34,7 +34,7 @@ def changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[i
 
 
 def merge(values: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
-    """Merge the values of one buffer from several ranks.
+    """Merge the values that several ranks have for one buffer.
 
     A floating-point buffer becomes the mean weighted by the rows of each rank, an integer buffer (a
     counter) the maximum.
@@ -48,7 +48,7 @@ def merge(values: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
 
 
 def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dict[int, np.ndarray]:
-    """Merge all changed buffers, given the rows and the changes of each rank."""
+    """Merge the buffers that ranks changed; `contributions` are pairs of row count and buffers."""
     numbers = sorted({number for _, buffers in contributions for number in buffers})
     return {
         number: merge(
@@ -213,7 +213,7 @@ class Rank:
         residual: np.ndarray | None = None,
         vector: np.ndarray | None = None,
     ) -> tuple[list[ArrayMessage], np.ndarray | None]:
-        """Compute the gradient of the local rows and split it into pieces for the owners.
+        """Compute the gradient of the local rows; split it into one message for each slice's owner.
 
         Parameters
         ----------
@@ -272,7 +272,7 @@ class Rank:
         return pieces, residual
 
     def encoded_parts(self, gradient, parts, residual):
-        """Encode the gradient's pieces; return them and the encoding error."""
+        """Encode the slices of a gradient; return the encoded slices and the encoding error."""
         if gradient is None:
             return [b""] * self._plan.owners, residual
         if not self._codec.feedback:
@@ -285,7 +285,7 @@ class Rank:
         return pieces, lost
 
     def reduce(self, pieces: Sequence, coming: Iterable[int] = ()) -> Contribution:
-        """Sum the pieces of this rank's slice, in the order of their senders.
+        """Add up the contributions that all ranks sent for this rank's slice, in rank order.
 
         Parameters
         ----------
@@ -344,7 +344,7 @@ class Rank:
         )
 
     def statistics(self, summed: Contribution, state: RankState) -> ArrayMessage:
-        """Return the sums of squares of this rank's slice, for all ranks."""
+        """Return the sums of squares of this rank's slice as a message for all ranks."""
         plan = self._plan
         squares = [_squares(summed.gradient)]
         if plan.needs_norms:
@@ -414,7 +414,7 @@ class Rank:
 
 
 def _weighted_sum(vectors, shares, length: int, coming: Iterator[int]) -> np.ndarray:
-    """Return the sum of shares times vectors, computed as their bytes arrive.
+    """Return the sum of `vectors` weighted by `shares`, computed while their bytes arrive.
 
     `coming` yields how many bytes of each vector have arrived; the sum waits for them block by
     block.
@@ -442,7 +442,7 @@ def _sum_with_tables(
     touched: Sequence[Mapping[int, np.ndarray]],
     shares: Sequence[np.float32],
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """Return the sum of shares times vectors with touched rows, and the union of these rows.
+    """Return the sum of `vectors` weighted by `shares`, and the union of their touched rows.
 
     Vectors and their sum have only the touched rows of tables.
     """

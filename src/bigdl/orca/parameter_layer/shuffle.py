@@ -184,7 +184,7 @@ class Work:
         return self._number < self._constants.plan.owners
 
     def _state(self) -> RankState:
-        """Return this rank's state; take its weights from the message to all ranks if necessary."""
+        """Return this rank's state, with weights from the message to all ranks if it has none."""
         state = RankState.unpack(self.inbox.message(b"S"))
         if not len(state.weights):
             weights = self.inbox.document(b"W")["weights"]
@@ -209,7 +209,7 @@ class Work:
     # -- sending --------------------------------------------------------------------------
 
     def send(self, targets: Iterable[int], tag: bytes, data, lane: int = 0) -> None:
-        """Send a message to some ranks; in local mode a large message goes through a file."""
+        """Send a message to the ranks `targets`; in local mode, write a large message to a file."""
         if self._folder is None or len(data) < _IN_FILE:
             self._send_frames(targets, tag, data, lane)
             return
@@ -389,7 +389,7 @@ class ShuffleTransport(Transport):
         self._call(lambda: self._give(states))
 
     def _give(self, states):
-        """Replace the states that the executors keep."""
+        """Replace the rank states that are stored on the executors."""
         if self._state is not None:
             self._pairs.drop_for_good(self._state)
         shipped = self._sc.broadcast(dict(enumerate(map(_packed, states))))
@@ -447,7 +447,7 @@ class ShuffleTransport(Transport):
         return records
 
     def _take(self, state):
-        """Persist a state on the executors, in two copies if there are several nodes."""
+        """Persist an RDD of states on the executors, in two copies if there are several nodes."""
         copies = 2 if self._cluster.nodes > 1 else 1
         self._pairs.keep(state, copies)
         self._pairs.forget_lineage(state)

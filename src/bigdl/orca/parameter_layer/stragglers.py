@@ -99,7 +99,7 @@ class StragglerLimit:
         self._times: list[float] = []
 
     def add(self, sources: Sequence[dict]) -> None:
-        """Add the records that every rank reported for a step."""
+        """Add the times of one step, as every rank reported them, and update the limit."""
         rule = self._rule
         if rule is None:
             return

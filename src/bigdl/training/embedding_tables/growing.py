@@ -55,7 +55,7 @@ def ids_of_keys(keys: torch.Tensor) -> torch.Tensor:
 
 
 def _limits(world_size: int) -> torch.Tensor:
-    """Return the first key of every rank except rank 0."""
+    """Return the smallest key that each rank owns, for every rank except rank 0."""
     return torch.tensor([-(1 << 63) + (n << 64) // world_size for n in range(1, world_size)]).long()
 
 
@@ -266,7 +266,7 @@ class KeyedRows:
 
 @dataclass
 class SavedTable:
-    """State of a growing table without its weight.
+    """Keys, last reads, candidate keys and step count of a growing table, without its weight.
 
     Attributes
     ----------
@@ -287,7 +287,7 @@ class SavedTable:
         return cls(rows.row_keys[:used], rows.last_read[:used], rows.candidates, rows.steps)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Return the state as arrays by name."""
+        """Return the fields as a dict of tensors by name."""
         return {**vars(self), "steps": torch.tensor([self.steps])}
 
     @classmethod
@@ -303,7 +303,7 @@ class SavedTable:
         return torch.nonzero(is_owned)[:, 0]
 
     def of_worker(self, placement: TablePlacement, selection: torch.Tensor) -> SavedTable:
-        """Return a worker's part of the state."""
+        """Return the part of this state that belongs to one worker's rows and keys."""
         is_owned = owners_of_keys(self.candidates[:, 0], placement.world_size) == placement.rank
         return SavedTable(
             self.keys[selection], self.last_read[selection], self.candidates[is_owned], self.steps

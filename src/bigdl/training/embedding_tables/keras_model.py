@@ -36,7 +36,7 @@ tf = LazyModule("tensorflow", "tf")
 
 
 class StepErrors:
-    """Recorder of the first exception in a compiled step's callbacks, which backends would wrap.
+    """First error of the callbacks in a compiled step, kept because backends would wrap it.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ def sharded_layers(model: Any) -> list[Any]:
 
 
 def by_number(model: Any, layers: Sequence[Any]) -> dict[int, Any]:
-    """Map the index of a layer's weight in ``model.weights`` to the layer."""
+    """Return a dict of layers by the index of their weight in ``model.weights``."""
     numbers = {id(variable): n for n, variable in enumerate(model.weights)} if layers else {}
     return {numbers[id(layer.embeddings)]: layer for layer in layers}
 
@@ -218,7 +218,7 @@ class LayerRows:
 
 @functools.cache
 def _anchored() -> Callable[..., Any]:
-    """Create an autograd function that outputs its rows and gives the anchor a zero gradient."""
+    """Create an autograd function that returns table rows, with a zero gradient for the anchor."""
 
     class Anchored(torch.autograd.Function):
         @staticmethod
@@ -390,7 +390,7 @@ class ModelTables:
 
 
 class _States:
-    """View of several one-weight optimizers as one optimizer's state."""
+    """Combined view of the states of several optimizers with one weight each."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]):
         self._of = {id(o.param_groups[0]["params"][0]): o for o in optimizers}

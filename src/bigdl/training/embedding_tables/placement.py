@@ -13,7 +13,7 @@ from bigdl.training.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class TablePlacement:
-    """Rank and number of workers that a model's tables are built for, and the worker's folder.
+    """Rank, number of workers and folder of the worker that a model's tables are built for.
 
     Attributes
     ----------

@@ -68,7 +68,7 @@ class ShardedTables:
         self._exchange = exchanges[0] if exchanges else None
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set an optimizer that was created after the tables."""
+        """Set the optimizer that holds the state of the tables' rows."""
         self._optimizer = optimizer
         for table in self._tables.values():
             table.states = partial(self._state, table)
@@ -134,7 +134,7 @@ class ShardedTables:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Keep or select the state of rows while the block loads an optimizer's state dict.
+        """Keep or slice the optimizer state of table rows while the block loads a state dict.
 
         If the loaded state has no rows, the current ones stay; of whole tables, this worker's rows
         are selected.

@@ -195,7 +195,7 @@ def has_own_step(model: Any, name: str) -> bool:
 
 
 def check_step(model: Any, rows: Any, name: str) -> None:
-    """Raise an error if the model's step needs ``(x, y)`` batches but the data has other ones.
+    """Raise an error if the model's step needs ``(x, y)`` batches but the dataset yields others.
 
     Parameters
     ----------
@@ -337,7 +337,7 @@ class ColumnRows:
         return self._data
 
     def steps_of_pass(self, remaining: RemainingBatches | None, number: int) -> int:
-        """Return the number of batches of a pass, or of the `remaining` ones of a resumed pass."""
+        """Return the number of batches of a pass, or of its `remaining` batches after a resume."""
         return self._plan_of_pass(remaining, number).steps
 
     def _plan_of_pass(self, remaining: RemainingBatches | None, number: int) -> BatchPlan:

@@ -130,7 +130,7 @@ class KerasProgram(ABC):
 
 @dataclass
 class KerasFitProgram(KerasProgram):
-    """Program of a Keras fit."""
+    """Program that workers run for a Keras fit."""
 
     settings: KerasFitSettings
 
@@ -598,7 +598,7 @@ def evaluate_batches(
     callbacks: Any,
     tables: ModelTables | None,
 ) -> dict[str, float]:
-    """Evaluate a model on the batches of all workers and return its metrics; a collective.
+    """Evaluate a model on the batches of all workers; return its metrics (collective operation).
 
     Parameters
     ----------
@@ -632,7 +632,7 @@ def evaluate_batches(
 def metrics_of(
     model: Any, logs: dict[str, Any], rows: int, sync: GradientSync, initial: list[Any]
 ) -> dict[str, float]:
-    """Return the metrics of an epoch or evaluation, merged over the workers; a collective.
+    """Return the merged metrics of all workers for an epoch or evaluation; a collective operation.
 
     If a step returns values other than the model's metrics, their means are returned.
 
@@ -672,7 +672,7 @@ def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class KerasEvaluateProgram(KerasProgram):
-    """Program of a Keras evaluation."""
+    """Program that workers run for a Keras evaluation."""
 
     settings: KerasEvaluationSettings
     seed: int

@@ -56,7 +56,7 @@ _SUMMED = ("float32", "float64")  # others are widened first
 
 
 class WorkerSteps:
-    """Steps of one worker's model; training steps are collectives.
+    """Training steps of one worker's model, each of which is a collective operation.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class WorkerSteps:
     def train(
         self, batch: tuple[Any, ...] | None, rows: int, total: int, zero_row: tuple[Any, ...]
     ) -> dict[str, Any]:
-        """Run a training step; a collective.
+        """Run a training step together with all other workers; a collective operation.
 
         Parameters
         ----------
@@ -186,7 +186,7 @@ class WorkerSteps:
 
 
 class GradientReducer:
-    """All-reduce of gradients before an optimizer applies them.
+    """Patch for Keras optimizers that all-reduces the gradients before they are applied.
 
     Parameters
     ----------
@@ -430,7 +430,7 @@ class GradientReducer:
         return self.errors.raising(self._sync.sum_arrays, [values], float(self.has_rows))[0]
 
     def _backward(self, gradient: np.ndarray) -> Any:
-        """Return the gradient of the global loss, divided by this worker's weight."""
+        """Return the weighted sum of all workers' gradients, divided by this worker's weight."""
         weight = self.weight if self.has_rows else 0.0
         total = self.errors.raising(self._sync.sum_arrays, [gradient], weight)[0]
         return total / weight if weight else np.zeros_like(total)
@@ -500,13 +500,13 @@ class KerasLoss:
 
     @property
     def is_uneven(self) -> bool:
-        """True if the divisor of a part's loss may differ from its number of rows."""
+        """True if a part's loss may be divided by a number other than its row count."""
         return self._loss_weight is not None or (
             not self.weights.is_sum and self._divisor != "rows"
         )
 
     def count(self, batch: Any, rows: int) -> float:
-        """Return the divisor of the loss of a batch."""
+        """Return the number that divides a batch's loss: its rows, labels or sum of weights."""
         if not isinstance(batch, tuple):  # of a custom training step
             return float(rows)
         x, y, weights = (*batch, None, None)[:3]

@@ -194,7 +194,7 @@ def _of_size(variable: Any, stored: torch.Tensor) -> torch.Tensor:
 
 
 def share_state(model: Any, sync: Any) -> None:
-    """Broadcast weights and optimizer state from rank 0; a collective."""
+    """Broadcast weights and optimizer state from rank 0; a collective operation."""
     for dump, put in ((dump_weights, put_weights), (dump_optimizers, put_optimizers)):
         state = sync.broadcast(dump(model) if sync.rank == 0 else None)
         if sync.rank:
@@ -291,7 +291,7 @@ def changed_by_rows(model: Any) -> list[Any]:
 
 
 def merge_metrics(model: Any, sync: Any, initial: list[Any]) -> None:
-    """Merge the metric states of a model over all workers; a collective.
+    """Merge the metric states of a model over all workers; a collective operation.
 
     A metric's rows add to its state after ``reset_state``, so the states of several workers add
     up.

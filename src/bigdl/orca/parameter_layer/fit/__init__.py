@@ -1,4 +1,4 @@
-"""Framework-independent modules of fits by the parameter layer.
+"""Framework-independent modules for training with the parameter layer.
 
 The underlying mechanism, which has no epochs, is :mod:`bigdl.orca.parameter_layer`.
 """

@@ -1,4 +1,4 @@
-"""Driver of a fit by the parameter layer: its model and optimizer, steps and checkpoints.
+"""Driver of a parameter-layer fit: its model and optimizer, steps and checkpoints.
 
 The driver's model and optimizer make no steps.  The optimizer provides the schedule: the
 hyper-parameters of every step of a group are read from it before the group runs.  Model and
@@ -60,7 +60,7 @@ _SAMPLINGS = ("exact", "window")
 
 @dataclass
 class ParameterLayerOptions:
-    """Validated options of a fit by the parameter layer, named as in ``fit``.
+    """Validated options of a parameter-layer fit, named as in ``fit``.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class ParameterLayerOptions:
             )
 
     def check(self, ranks: int) -> None:
-        """Raise an error if the options do not fit the number of workers."""
+        """Raise an error if the options do not suit the number of workers."""
         if self.drop_stragglers is not None:
             self.drop_stragglers.check(ranks)
         if self.min_workers is not None and self.min_workers > ranks:
@@ -176,7 +176,7 @@ class DriverModel(ABC):
         self.hooks.load(files)
 
     def open_rows(self, described: Sequence[dict], steps: int) -> int:
-        """Prepare for rows that form `steps` batches; return the number of steps per epoch."""
+        """Prepare for rows that form `steps` batches per pass; return the steps per epoch."""
         return steps
 
     def pass_and_step(self, steps: int) -> tuple[int, int] | None:
@@ -261,7 +261,7 @@ class RankStates:
         self._pulled = states
 
     def _states(self, residuals: Sequence[np.ndarray | None] | None = None) -> list[RankState]:
-        """Split the current model and optimizer state into the states of the owners.
+        """Split the current model and optimizer state into one state for each slice of the weights.
 
         Residuals of another number of ranks are discarded.
         """
@@ -280,7 +280,7 @@ class RankStates:
         ]
 
     def pull(self) -> list[RankState]:
-        """Fetch the state of the ranks to the driver's model, unless it is up to date."""
+        """Copy the state of the ranks to the driver's model, unless the model is up to date."""
         if self._pulled is None:
             states = self._ask(self._transport.states, "the state is requested again")
             buffers = {number: b for state in states for number, b in state.buffers.items()}
@@ -449,7 +449,7 @@ class ParameterLayerStep(TrainingStep):
         return steps, False
 
     def _check_rows(self) -> None:
-        """Raise an error if the next step would change untouched rows of tables."""
+        """Raise an error if the next step would change table rows that no batch has read."""
         plan, number = self.ranks.plan, self.context.state.position.global_step + 1
         if plan.widths and not self.model.optimizer.updates_rows(plan.widths):
             raise UsageError(
@@ -462,7 +462,7 @@ class ParameterLayerStep(TrainingStep):
 
 @dataclass(eq=False)
 class ParameterLayerCheckpointer(Checkpointer):
-    """Checkpointer that saves a fit by the parameter layer and restores it to the ranks."""
+    """Checkpointer that saves a parameter-layer fit and restores it to driver and ranks."""
 
     context: FitContext
     step: ParameterLayerStep
@@ -479,7 +479,7 @@ class ParameterLayerCheckpointer(Checkpointer):
             self._directory = CheckpointDirectory(settings.run_url, settings.keep)
 
     def start(self, snapshot: Checkpoint | None) -> None:
-        """Set the driver's model and the ranks to a snapshot, or initial weights."""
+        """Initialize the driver's model and the ranks from a snapshot, or with initial weights."""
         self._latest = self.policy.run(lambda: self._begin(snapshot), "trying again")
 
     def _begin(self, snapshot: Checkpoint | None) -> Checkpoint:
@@ -534,7 +534,7 @@ class ParameterLayerCheckpointer(Checkpointer):
 
 
 class ParameterLayerFit:
-    """Fit by the parameter layer, assembled from its components.
+    """Parameter-layer fit, assembled from its components.
 
     Parameters
     ----------
@@ -637,7 +637,7 @@ def _described(transport: Transport) -> list[dict]:
 
 
 def _row_widths(flat: FlatModel, optimizer: Any, compression: str) -> tuple[int, ...]:
-    """Return the row widths of tables that send only touched rows; empty if there are none.
+    """Return the row widths of tables that send only touched rows; empty if no table does.
 
     Raises
     ------
@@ -686,7 +686,7 @@ def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = 
 
 @dataclass(frozen=True)
 class ParameterLayerRun:
-    """Runner of a :class:`~bigdl.training.fit.TrainingSession` by the parameter layer.
+    """Callable that runs a :class:`~bigdl.training.fit.FitCall` on the parameter layer.
 
     The program itself does not run; the driver uses its model and settings.
 

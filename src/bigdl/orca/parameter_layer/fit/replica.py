@@ -70,7 +70,7 @@ class FlatModel:
         return [np.array(self._read(variable)) for variable in self._buffers]
 
     def with_initial(self, buffers: Mapping[int, np.ndarray]) -> list[np.ndarray]:
-        """Return all buffers: the passed ones by number, the others with initial values."""
+        """Return all buffers as a list; buffers that were not passed have their initial values."""
         return [buffers.get(number, initial) for number, initial in enumerate(self.initial)]
 
     def put(self, vector: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
