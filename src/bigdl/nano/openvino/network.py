@@ -290,7 +290,7 @@ def named_values(text: str) -> dict[str, str]:
 
 
 def positions(key: str | int, network: Any) -> list[int]:
-    """Return the positions of the inputs with this name; "" selects all.
+    """Return the positions of the inputs with this name; "" selects all inputs.
 
     Raises
     ------

@@ -237,7 +237,7 @@ class MicroBatcher:
             raise _late(timeout) from None
 
     def submit(self, arrays: list[np.ndarray], timeout: float | None = None) -> Future:
-        """Queue the rows of one caller.
+        """Queue the rows of one caller and return a future of their results.
 
         Returns
         -------

@@ -266,7 +266,7 @@ class ModelRepository:
         return self._traffic.get(name, _ALL_TO_LATEST)
 
     def mirror(self, deployed: Deployment, arrays: list, done: Callable[[bool], None]) -> None:
-        """Also send a request to the model's shadow version, if there is one, without waiting.
+        """Send a copy of a request to the model's shadow version, if it has one, without waiting.
 
         Parameters
         ----------

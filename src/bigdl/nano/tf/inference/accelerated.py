@@ -102,7 +102,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def of(
         cls, source: KerasSource, network: RuntimeNetwork, method: str, options: BuildOptions
     ) -> Self:
-        """Return the accelerated model for a source and its network."""
+        """Create the accelerated model from a source and the network made from it."""
         ends = (source.inputs, source.outputs, source.output_ports)
         model = cls(network, *ends, method=method, threads=network.thread_num)
         return model.nano_attach(source.model)

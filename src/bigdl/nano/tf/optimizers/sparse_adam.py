@@ -87,6 +87,6 @@ class SparseAdam(keras.optimizers.Adam):
 
 
 def _summed_by_row(gradient: Any) -> tuple[Any, Any]:
-    """Sum the values of each row; return the unique rows and their sums."""
+    """Sum the values of a sparse gradient by row; return the unique row indices and the sums."""
     rows, segments = tf.unique(gradient.indices)
     return rows, tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(rows)[0])
