@@ -207,7 +207,7 @@ def _environment() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """Yield a finding for each extra: installed, or the command that installs it."""
+    """Yield a finding for each extra: that it is installed, or the command that installs it."""
     requirements = [Requirement(line) for line in importlib.metadata.requires("bigdl") or []]
     for extra, purpose in _EXTRAS.items():
         wrong = []

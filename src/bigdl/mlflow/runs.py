@@ -102,7 +102,7 @@ class FitRun:
 
 
 def _for_workers(uri: str) -> str:
-    """Return an MLflow URI with absolute paths, since workers may have another directory."""
+    """Return an MLflow URI with absolute paths, since a worker's current directory may differ."""
     scheme, colon, path = uri.partition(":///")
     if scheme == "sqlite" and colon:
         return f"sqlite:///{os.path.abspath(path)}"

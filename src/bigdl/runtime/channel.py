@@ -90,7 +90,7 @@ def outgoing_address(host: str, port: int) -> str:
 
 
 class Connection:
-    """Client of a key-value store in another process, with a ``KeyValueStore``'s methods.
+    """Client of a key-value store in another process; it has the methods of ``KeyValueStore``.
 
     Parameters
     ----------

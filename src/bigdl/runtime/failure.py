@@ -104,7 +104,7 @@ class FailurePolicy:
 
     @classmethod
     def of(cls, value: int | FailurePolicy | None) -> FailurePolicy:
-        """Create a policy without failures so far from the ``max_failures`` argument of ``fit``."""
+        """Create a policy from ``max_failures``, an argument of ``fit``; its failure count is 0."""
         if value is None:
             return cls()
         if isinstance(value, FailurePolicy):

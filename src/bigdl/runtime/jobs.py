@@ -405,7 +405,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         self.close()
 
     def _answers(self, channel: AttemptChannel, watch: AttemptMonitor) -> list[Any] | None:
-        """Return the results of all workers in rank order; None if some are missing.
+        """Return the results of all workers in rank order; None if a result is missing.
 
         Raises
         ------
@@ -560,7 +560,7 @@ class CalledJob(Job):
     def _failure(
         self, channel: AttemptChannel, calls: WorkerCalls, outcomes: dict[str, str]
     ) -> Exception:
-        """Return the error of an attempt in which results are missing."""
+        """Return the error to raise for an attempt in which some workers returned no result."""
         reason = PROCESS_ENDED if calls.lost else (next(iter(outcomes.values())),)
         return worker_lost(lost_workers(channel, calls), *reason)
 

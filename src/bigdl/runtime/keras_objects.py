@@ -312,7 +312,7 @@ def _replace_lambda_functions(dump: Any = None, load: Any = None) -> Iterator[No
 
 
 def _lambdas_of(value: Any) -> list[Any]:
-    """Return the lambdas in layer attributes, for which Keras would search source code."""
+    """Return the lambdas in layer attributes, whose source code Keras would search for."""
     layers = value._flatten_layers() if isinstance(value, keras.layers.Layer) else [value]
     functions = {
         id(each): each
@@ -490,14 +490,14 @@ def _names_of_base(is_model: bool) -> frozenset[str]:
 
 
 class _AttributePickler(cloudpickle.Pickler):
-    """Pickler of attributes: program classes by number, Keras objects by value."""
+    """Pickler of layer attributes; it stores program classes as indices, Keras objects by value."""
 
     def __init__(self, buffer: io.BytesIO, owner: Any, objects: list[Any]):
         super().__init__(buffer)
         self._owner, self._objects = owner, objects
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the placeholder of an object in the pickle; None to pickle it."""
+        """Return the placeholder that the pickle stores for an object, or None to pickle it."""
         if value is self._owner:
             return "owner"
         if isinstance(value, types.FunctionType | type) and not _is_of_library(value):

@@ -151,13 +151,13 @@ def receive(connection: Connection) -> PickledMessage:
 
 
 def _part_offsets(sizes: list[int]) -> list[int]:
-    """Return the aligned offset of each part, followed by the total size."""
+    """Return the aligned byte offset of each part of a message, followed by the total size."""
     rounded = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     return list(accumulate(rounded, initial=0))
 
 
 def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
-    """Write parts to a new memory file; return its descriptor, or None if impossible."""
+    """Write message parts to a new memory file; return its descriptor, or None if impossible."""
     if not hasattr(os, "memfd_create"):
         return None
     try:

@@ -174,7 +174,7 @@ class WorkerProcess:
         send(self.connection, message)
 
     def start_call(self, message: PickledMessage) -> None:
-        """Send the argument of a call; if the worker is lost, only :meth:`answer` raises."""
+        """Call the function with a pickled argument; if the worker ended, only `answer` raises."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.call(message)
 

@@ -360,7 +360,7 @@ class Number(Domain):
 
 
 class Normal(Domain):
-    """Normal distribution, whose parameter is the cumulative probability."""
+    """Normally distributed number, whose Optuna parameter is the cumulative probability."""
 
     def __init__(self, mean: float = 0.0, std: float = 1.0, *, q: float | None = None):
         check_number("mean", mean)
@@ -381,7 +381,7 @@ class Normal(Domain):
 
 
 class Choice(Domain):
-    """Categorical domain, whose parameter is the index of the value.
+    """Categorical domain, whose Optuna parameter is the index of the chosen value.
 
     A value may contain domains, which are drawn if that value is chosen.
     """
@@ -549,7 +549,7 @@ def _texts(values: Sequence[Any]) -> list[str]:
 
 
 def _with_drawn_values(value: Any, assignment: Assignment) -> Any:
-    """Replace the domains in a value by their drawn values; keep functions."""
+    """Replace the domains in a value by their drawn values; keep ``sample_from`` functions."""
     if isinstance(value, Domain):
         return _with_drawn_values(value.value(*assignment.parameters_of(value)), assignment)
     return _map_parts(value, lambda inner: _with_drawn_values(inner, assignment))
@@ -631,7 +631,7 @@ class SearchSpace:
 
     @property
     def drawn_parameters(self) -> dict[str, BaseDistribution]:
-        """Distributions of all parameters except grids."""
+        """Optuna distributions of all parameters except those of grids."""
         return {
             name: distribution
             for path, domain in self.domains.items()

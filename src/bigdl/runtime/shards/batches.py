@@ -59,7 +59,7 @@ class BatchPlan:
         self._last = (-1, np.zeros_like(self._rows))
 
     def batch(self, step: int, rank: int) -> tuple[int, int, int]:
-        """Return the range of a shard's rows in a global batch, and the batch's total rows.
+        """Return a shard's range of rows in a global batch, and the batch's total number of rows.
 
         Returns
         -------

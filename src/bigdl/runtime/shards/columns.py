@@ -179,7 +179,7 @@ def unified_spec(
     texts: bool = False,
     missing: Collection[str] = (),
 ) -> ColumnSpec:
-    """Return the conversion that gives a column the layout of a training column.
+    """Return the conversion that gives a column the dtype of the same column in the training data.
 
     Numbers get the dtype of `reference`; decoding refuses numbers that it cannot hold.
 

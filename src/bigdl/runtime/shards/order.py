@@ -182,7 +182,7 @@ class ShardOrder:
 
 
 class WindowOrder:
-    """Permuted blocks of consecutive rows, with permuted rows in windows of blocks.
+    """Row order that permutes blocks of consecutive rows, then the rows within windows of blocks.
 
     Parameters
     ----------

@@ -293,7 +293,7 @@ def _bytes_of(values: npt.NDArray[Any]) -> memoryview:
 
 
 def _with_widest(known: list[ArraySpec], leaves: list[ArraySpec]) -> list[ArraySpec]:
-    """Return specs with the wider text dtypes of two chunks; raise if they differ otherwise."""
+    """Return array specs with the wider text dtypes of two; raise on any other difference."""
     if [_of_any_width(leaf) for leaf in known] != [_of_any_width(leaf) for leaf in leaves]:
         raise SourceError(describe_difference(known, leaves), code="data-schema")
     pairs = zip(known, leaves, strict=True)
@@ -305,7 +305,7 @@ def _of_any_width(leaf: ArraySpec) -> ArraySpec:
 
 
 def _columns(leaves: list[ArraySpec]) -> list[str]:
-    """Return the distinct source columns of arrays."""
+    """Return the distinct names of the columns from which arrays were read."""
     names = [x.column if isinstance(x.column, tuple) else (x.column,) for x in leaves]
     return list(dict.fromkeys(name for each in names for name in each))
 
