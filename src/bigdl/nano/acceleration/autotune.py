@@ -55,7 +55,7 @@ class AutotuneResult(NamedTuple):
         return self.speedups[self.name]
 
     def is_clear(self, plain: str) -> bool:
-        """Return False if noise may hide a variant that is faster than the selected baseline."""
+        """Return True unless the baseline was selected and noise may hide a faster variant."""
         others = [speedup for name, speedup in self.speedups.items() if name != plain]
         return self.name != plain or all(each.high <= LEAST_GAIN for each in others)
 
@@ -127,7 +127,7 @@ _LEAST_S = 1e-3  # of a round: reduces the influence of clock and scheduler
 def benchmark(
     calls: Mapping[str, Callable[[], object]], budget_s: float = 1.0
 ) -> dict[str, list[float]]:
-    """Measure the time per call of several variants in alternation.
+    """Time the calls of several variants in alternation; return the seconds per call.
 
     Parameters
     ----------

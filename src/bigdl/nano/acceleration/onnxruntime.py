@@ -382,7 +382,7 @@ Wrap = Callable[[Any, OnnxNetwork, str, BuildOptions], Any]
 
 @dataclass(frozen=True)
 class OnnxRuntimeMethod(Method[ModelSource]):
-    """Method that runs a model in ONNX Runtime in the precision of its operators."""
+    """Method that runs a model in ONNX Runtime without quantizing it."""
 
     accelerator: str | None = "onnxruntime"
     export: Export = field(kw_only=True)

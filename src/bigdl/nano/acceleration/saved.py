@@ -241,7 +241,7 @@ class SavedModel:
 
 
 def class_of(meta: Mapping, base: type, model: Any, framework: str) -> Any:
-    """Return the class of a saved model.
+    """Return the class of a saved model, which its metadata names.
 
     Raises
     ------

@@ -291,7 +291,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         use_ipex: bool | None,
         accuracy_criterion: float | None,
     ) -> tuple[Model, str]:
-        """Return the best model with these properties, and the description of its method."""
+        """Return the best model with these properties, and a description of its method."""
         results = self._searched("optimized model", "get_best_model")
         check_member("accelerator", accelerator, ACCELERATORS)
         check_member("precision", precision, (None, *PRECISIONS))

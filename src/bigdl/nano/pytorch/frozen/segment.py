@@ -84,7 +84,7 @@ class FrozenSegment:
 
     @property
     def name(self) -> str:
-        """Name of the first module, and of the last if there are several."""
+        """Name of the segment: its first module's and, if there are several, its last module's."""
         return self.names[0] if len(self.names) == 1 else f"{self.names[0]} … {self.names[-1]}"
 
     @property

@@ -450,7 +450,7 @@ class NetworkModel(AcceleratedModel):
         return list(map(as_array, self.nano_inputs.flatten(args, kwargs)))
 
     def nano_result_of(self, results: list) -> object:
-        """Convert the network's flat outputs to the structure of the original's result."""
+        """Convert the network's flat outputs to a result nested like the original model's."""
         if self.output_tensors:
             results = [torch.from_numpy(np.asarray(each, order="C")) for each in results]
         return self.nano_outputs.rebuild(results)

@@ -171,7 +171,7 @@ class DecoderSource(TorchSource):
             yield list(map(torch.as_tensor, self.inputs.flatten(tuple(sample), {})))
 
     def _make_probes(self, axes: list[list[int]]) -> list[Probe]:
-        """Return probes: the sample, other values, an empty cache, one more token, padded rows."""
+        """Return test inputs: sample, other values, empty cache, one more token, padded rows."""
         ids, mask = self._sequence(self._whole.arguments)
         mixed = ids.flatten().flip(0).reshape(ids.shape)
         padded = torch.ones_like(mask)

@@ -219,7 +219,7 @@ class _Group(Transform):
 
 
 class Compose(_Group):
-    """Sequence of transforms.
+    """Transform that applies a sequence of transforms.
 
     A conversion to a tensor and a following normalisation share one buffer.
 
@@ -267,7 +267,7 @@ class Lambda(Transform, random=True):
 
 
 class RandomApply(_Group, random=True):
-    """Sequence of transforms that is applied with probability `p`.
+    """Transform that applies a sequence of transforms with probability `p`.
 
     Examples
     --------
@@ -288,7 +288,7 @@ class RandomApply(_Group, random=True):
 
 
 class RandomOrder(_Group, random=True):
-    """Sequence of transforms that is applied in random order.
+    """Transform that applies several transforms in random order.
 
     Examples
     --------
@@ -337,7 +337,7 @@ class RandomChoice(_Group, random=True):
 
 
 class Resize(Transform, operation=F.resize):
-    """Resizing of images; see :func:`~.functional.resize` for the parameters.
+    """Transform that resizes images; see :func:`~.functional.resize` for the parameters.
 
     Examples
     --------
@@ -369,7 +369,7 @@ class _SizedTransform(Transform):
 
 
 class CenterCrop(_SizedTransform, operation=F.center_crop):
-    """Crop of the center of images.
+    """Transform that crops the center of images.
 
     Examples
     --------
@@ -381,7 +381,7 @@ class CenterCrop(_SizedTransform, operation=F.center_crop):
 
 
 class FiveCrop(_SizedTransform, operation=F.five_crop):
-    """Crops of the four corners and the center: a tuple of five images.
+    """Transform that returns the four corners and the center of an image: a tuple of five images.
 
     Examples
     --------
@@ -394,7 +394,7 @@ class FiveCrop(_SizedTransform, operation=F.five_crop):
 
 
 class TenCrop(_SizedTransform, operation=F.ten_crop):
-    """:class:`FiveCrop` of an image and of its mirror image: a tuple of ten images.
+    """Transform that applies :class:`FiveCrop` to an image and its mirror image: ten images.
 
     Examples
     --------
@@ -409,7 +409,7 @@ class TenCrop(_SizedTransform, operation=F.ten_crop):
 
 
 class Pad(Transform, operation=F.pad):
-    """Padding of images; see :func:`~.functional.pad` for the parameters.
+    """Transform that adds a border; see :func:`~.functional.pad` for the parameters.
 
     Examples
     --------
@@ -427,7 +427,7 @@ class Pad(Transform, operation=F.pad):
 
 
 class RandomCrop(_SizedTransform, random=True):
-    """Random crop of images.
+    """Transform that crops a random part of images.
 
     Parameters
     ----------
@@ -478,7 +478,7 @@ class RandomCrop(_SizedTransform, random=True):
 
 
 class RandomResizedCrop(_SizedTransform, random=True):
-    """Random crop of images, resized to a fixed size (Szegedy et al. 2014).
+    """Transform that crops a random part and resizes it to a fixed size (Szegedy et al. 2014).
 
     Parameters
     ----------
@@ -548,7 +548,7 @@ class _HalfProbability(_RandomTransform):
 
 
 class RandomHorizontalFlip(_HalfProbability, operation=F.hflip, scale_free=True):
-    """Horizontal flip of images with probability `p`.
+    """Transform that flips images horizontally with probability `p`.
 
     Examples
     --------
@@ -560,7 +560,7 @@ class RandomHorizontalFlip(_HalfProbability, operation=F.hflip, scale_free=True)
 
 
 class RandomVerticalFlip(_HalfProbability, operation=F.vflip, scale_free=True):
-    """Vertical flip of images with probability `p`.
+    """Transform that flips images vertically with probability `p`.
 
     Examples
     --------
@@ -572,7 +572,7 @@ class RandomVerticalFlip(_HalfProbability, operation=F.vflip, scale_free=True):
 
 
 class RandomInvert(_HalfProbability, operation=F.invert, scale_free=True):
-    """Inversion of images with probability `p`.
+    """Transform that inverts images with probability `p`.
 
     Examples
     --------
@@ -584,7 +584,7 @@ class RandomInvert(_HalfProbability, operation=F.invert, scale_free=True):
 
 
 class RandomAutocontrast(_HalfProbability, operation=F.autocontrast):
-    """Stretching of each channel to the full range of values with probability `p`.
+    """Transform that stretches each channel to the full range with probability `p`.
 
     Examples
     --------
@@ -596,7 +596,7 @@ class RandomAutocontrast(_HalfProbability, operation=F.autocontrast):
 
 
 class RandomEqualize(_HalfProbability, operation=F.equalize):
-    """Histogram equalization of images with probability `p`.
+    """Transform that equalizes the histogram of each channel with probability `p`.
 
     Examples
     --------
@@ -609,7 +609,7 @@ class RandomEqualize(_HalfProbability, operation=F.equalize):
 
 
 class RandomPosterize(_RandomTransform, operation=F.posterize):
-    """Reduction of each byte to its `bits` most significant bits with probability `p`.
+    """Transform that keeps the `bits` most significant bits of each byte with probability `p`.
 
     Examples
     --------
@@ -624,7 +624,7 @@ class RandomPosterize(_RandomTransform, operation=F.posterize):
 
 
 class RandomSolarize(_RandomTransform, operation=F.solarize):
-    """Inversion of values of at least `threshold` with probability `p`.
+    """Transform that inverts all values of at least `threshold` with probability `p`.
 
     Examples
     --------
@@ -639,7 +639,7 @@ class RandomSolarize(_RandomTransform, operation=F.solarize):
 
 
 class RandomAdjustSharpness(_RandomTransform, operation=F.adjust_sharpness):
-    """Sharpness change by `sharpness_factor` with probability `p`.
+    """Transform that changes sharpness by `sharpness_factor` with probability `p`.
 
     Examples
     --------
@@ -655,7 +655,7 @@ class RandomAdjustSharpness(_RandomTransform, operation=F.adjust_sharpness):
 
 
 class RandomGrayscale(_RandomTransform, scale_free=True):
-    """Conversion to grayscale with probability `p`; the number of channels is kept.
+    """Transform that converts to grayscale with probability `p`; keeps the number of channels.
 
     Examples
     --------
@@ -672,7 +672,7 @@ class RandomGrayscale(_RandomTransform, scale_free=True):
 
 
 class Grayscale(Transform, operation=F.rgb_to_grayscale, scale_free=True):
-    """Conversion to grayscale (luma).
+    """Transform that converts images to grayscale (luma).
 
     Parameters
     ----------
@@ -691,7 +691,7 @@ class Grayscale(Transform, operation=F.rgb_to_grayscale, scale_free=True):
 
 
 class ColorJitter(Transform, scale_free=True):
-    """Random changes of brightness, contrast, saturation and hue, in random order.
+    """Transform that randomly changes brightness, contrast, saturation and hue, in random order.
 
     Parameters
     ----------
@@ -782,7 +782,7 @@ def _as_pair(value: Any) -> tuple[float, float]:
 
 
 class GaussianBlur(Transform):
-    """Gaussian blur with a random standard deviation.
+    """Transform that blurs images with a Gaussian of random standard deviation.
 
     Parameters
     ----------
@@ -828,7 +828,7 @@ class GaussianBlur(Transform):
 
 
 class RandomRotation(Transform, random=True):
-    """Rotation of images by a random angle.
+    """Transform that rotates images by a random angle.
 
     Parameters
     ----------
@@ -867,7 +867,7 @@ class RandomRotation(Transform, random=True):
 
 
 class RandomAffine(Transform, random=True):
-    """Random rotation, translation, scaling and shear of images.
+    """Transform that randomly rotates, translates, scales and shears images.
 
     Parameters
     ----------
@@ -946,7 +946,7 @@ class RandomAffine(Transform, random=True):
 
 
 class RandomPerspective(_RandomTransform):
-    """Random perspective distortion of images with probability `p`.
+    """Transform that randomly distorts the perspective of images with probability `p`.
 
     Parameters
     ----------
@@ -1001,7 +1001,7 @@ class RandomPerspective(_RandomTransform):
 
 
 class ElasticTransform(Transform, random=True):
-    """Elastic distortion: a smooth random field displaces pixels (Simard et al. 2003).
+    """Transform that displaces pixels by a smooth random field (Simard et al. 2003).
 
     Parameters
     ----------
@@ -1051,7 +1051,7 @@ class ElasticTransform(Transform, random=True):
 
 
 class ToTensor(Transform, operation=F.to_tensor):
-    """Conversion of images to float32 tensors ``(C, H, W)``: bytes 0…255 become 0…1.
+    """Transform that converts images to float32 tensors ``(C, H, W)``: bytes 0…255 become 0…1.
 
     Parameters
     ----------
@@ -1073,7 +1073,7 @@ class ToTensor(Transform, operation=F.to_tensor):
 
 
 class PILToTensor(Transform, operation=F.pil_to_tensor):
-    """Conversion of images to tensors ``(C, H, W)`` with the same values and dtype.
+    """Transform that converts images to tensors ``(C, H, W)`` and keeps values and dtype.
 
     Examples
     --------
@@ -1085,7 +1085,7 @@ class PILToTensor(Transform, operation=F.pil_to_tensor):
 
 
 class ConvertImageDtype(Transform, operation=F.convert_image_dtype):
-    """Conversion of image tensors between integers and floats in 0…1.
+    """Transform that converts image tensors between integers and floats in 0…1.
 
     Examples
     --------
@@ -1099,7 +1099,7 @@ class ConvertImageDtype(Transform, operation=F.convert_image_dtype):
 
 
 class ToPILImage(Transform, operation=F.to_pil_image):
-    """Conversion of arrays and tensors to PIL images.
+    """Transform that converts arrays and tensors to PIL images.
 
     Examples
     --------
@@ -1114,7 +1114,7 @@ class ToPILImage(Transform, operation=F.to_pil_image):
 
 
 class Normalize(Transform, operation=F.normalize):
-    """Normalization of tensors: ``(tensor - mean) / std`` per channel.
+    """Transform that normalizes tensors: ``(tensor - mean) / std`` per channel.
 
     Parameters
     ----------
@@ -1185,7 +1185,7 @@ class LinearTransformation(Transform):
 
 
 class RandomErasing(_HalfProbability):
-    """Erasing of a random rectangle of a tensor (Zhong et al. 2017).
+    """Transform that erases a random rectangle of a tensor (Zhong et al. 2017).
 
     Parameters
     ----------
