@@ -1,4 +1,4 @@
-"""Search spaces: dicts of fixed values and of the distributions defined here.
+"""Search spaces: dicts of fixed values and of distributions, such as :func:`uniform`.
 
 >>> from bigdl.orca.automl import hp
 >>> space = {"lr": hp.loguniform(1e-4, 1e-1), "units": hp.choice([32, 64]), "classes": 10}

@@ -165,7 +165,7 @@ def _to_ray_resources(bundle: Mapping[str, float]) -> dict[str, float]:
 
 
 def _request(bundles: Sequence[Mapping[str, float]]) -> Any:
-    """Return a trial's resources as Tune expects them: a dict for one worker, else a factory."""
+    """Return a trial's resources: a dict for one worker, else Tune's PlacementGroupFactory."""
     if len(bundles) == 1:
         return dict(bundles[0])
     return tune.PlacementGroupFactory([_to_ray_resources(b) for b in bundles], strategy="PACK")

@@ -73,7 +73,7 @@ class SearchMetric:
 
 @dataclass(frozen=True)
 class SearchGoal:
-    """Metrics of a search, and an optional threshold of the first one.
+    """Metrics of a search, and an optional threshold for the first metric.
 
     Attributes
     ----------

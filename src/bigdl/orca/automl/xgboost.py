@@ -218,7 +218,7 @@ def _name_for(metric: str, classes: int) -> str:
 
 
 def _matrix(data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
-    """Return features as one matrix and targets; features with categories become a frame.
+    """Convert data to targets and one feature matrix, or a frame if features have categories.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ def _with_categories_of(train: Any, x: Any) -> Any:
 
 
 def _matrix_of_batches(loader: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate a loader's batches ``(x, y)`` to one matrix and targets."""
+    """Concatenate a loader's batches ``(x, y)`` into a feature matrix and targets."""
     if not hasattr(loader, "__iter__"):
         raise UsageError(
             "The data of AutoXGBoost must be arrays, DataFrames, XShards, Parquet files, a "

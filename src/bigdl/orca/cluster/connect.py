@@ -201,7 +201,7 @@ class ConnectCluster(SparkCluster):
         return ConnectBytes(self, data)
 
     def send_file(self, data: bytes, name: str, **options: bool) -> None:
-        """Send a file to all tasks of the session, once; `options` are those of addArtifacts."""
+        """Send a file to all tasks of the session, once, with `options` of ``addArtifacts``."""
         with self._facts.lock:
             self._send(data, name, **options)
 

@@ -165,7 +165,7 @@ def _executors(sc: SparkContext) -> Pods:
 
 
 class Pods(contextlib.AbstractContextManager):
-    """Pods of a namespace with given labels.
+    """Kubernetes pods that are in a namespace and have given labels.
 
     Parameters
     ----------

@@ -377,7 +377,7 @@ def shut_down_idle_gateway() -> None:
 
 
 def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark properties for local mode; those of `conf` take precedence.
+    """Return Spark properties for local mode; properties in `conf` take precedence.
 
     Parameters
     ----------

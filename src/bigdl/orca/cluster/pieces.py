@@ -21,7 +21,7 @@ for the last piece, and bytes."""
 
 
 def pieces(target: int, key: tuple[int, int], data: bytes) -> Iterator[Any]:
-    """Split a value into record batches of :data:`PIECES`; `key` is its source and number."""
+    """Split a value into record batches of :data:`PIECES`; `key` is ``(partition, number)``."""
     starts = range(0, max(len(data), 1), PIECE)
     for index, start in enumerate(starts):
         row = target, *key, index, start == starts[-1], data[start : start + PIECE]

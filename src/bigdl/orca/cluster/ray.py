@@ -412,7 +412,7 @@ class OrcaRayContext:
 
     @classmethod
     def of_program(cls) -> OrcaRayContext:
-        """Return the Ray of this program; start one on Spark's nodes if there is none.
+        """Return this program's Ray context; start Ray on Spark's nodes if it is not running.
 
         Raises
         ------
@@ -431,7 +431,7 @@ class OrcaRayContext:
 
     @classmethod
     def _for_program(cls) -> OrcaRayContext | None:
-        """Return the context of this program; create it for the active SparkContext if needed."""
+        """Return this program's context; create it for the active SparkContext if there is none."""
         if cls._of_program is None:
             cls._of_program = cls._active  # a context that the program created
         if cls._of_program is None:
@@ -442,7 +442,7 @@ class OrcaRayContext:
 
     @classmethod
     def set_of_program(cls, context: OrcaRayContext) -> None:
-        """Make `context` the Ray of this program, which is stopped when the process ends."""
+        """Register `context` as the Ray of this program, to be stopped when the process ends."""
         cls._of_program = context
         atexit.register(cls.stop_of_program, os.getpid())
 

@@ -137,7 +137,7 @@ class RayWatch:
 
     @classmethod
     def start(cls, cleanup: contextlib.ExitStack, directory: str) -> None:
-        """Watch the Ray that this process has just started until `cleanup` is closed."""
+        """Watch the Ray that this process has just started, and stop when `cleanup` is closed."""
         from ray._private import worker
 
         node = getattr(worker, "_global_node", None)
@@ -252,7 +252,7 @@ def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]
 
 
 def ray_get(references: Any) -> Any:
-    """Call ``ray.get`` on the driver, with errors as in :func:`ray_calls`."""
+    """Call ``ray.get`` on the driver; raise RayLost if this program's Ray is gone."""
     import ray
 
     with ray_calls():
@@ -446,7 +446,7 @@ def start_on_spark(
     object_store_memory: int | None,
     driver_cores: int,
 ) -> dict[str, Any]:
-    """Start a Ray head here and a node on every executor; return the address information.
+    """Start a Ray head on this machine and a node per executor; return Ray's address information.
 
     In local mode Ray has one node, on this machine.  Nodes end within seconds after the head.
 

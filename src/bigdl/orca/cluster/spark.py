@@ -80,7 +80,7 @@ class SparkCluster:
 
     @classmethod
     def from_active(cls) -> SparkCluster:
-        """Describe the active SparkContext.
+        """Return the cluster of the active SparkContext.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class SparkCluster:
 
     @classmethod
     def active_or_local(cls) -> SparkCluster:
-        """Describe the active SparkContext, or start a local one if there is none."""
+        """Return the cluster of the active SparkContext, or start a local one if there is none."""
         is_none = active_context() is None and connect_session() is None
         if is_none and cls.start_local is not None:
             refuse_lost()

@@ -112,7 +112,7 @@ class StandaloneCluster:
             return cls(reply["master"], secret, folder, process, cleanup.pop_all())
 
     def watch(self, on_loss: Callable[[str], None]) -> None:
-        """Call a function in another thread with the reason if the cluster ends by itself."""
+        """Call `on_loss` with the reason, in another thread, if the cluster ends unexpectedly."""
 
         def wait() -> None:
             # blocks until the supervisor reports or exits

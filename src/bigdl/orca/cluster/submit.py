@@ -542,7 +542,7 @@ def submit_program(request: ContextRequest) -> int:
 
 
 def _submit_to_kubernetes(request: ContextRequest, machine: Machine) -> int:
-    """Run the program on Kubernetes, and print its driver's log here."""
+    """Run the program on Kubernetes, and print its driver's log in this process."""
     label = f"bigdl-{uuid.uuid4().hex}"
     conf = {
         **request.conf,
@@ -558,7 +558,7 @@ def _submit_to_kubernetes(request: ContextRequest, machine: Machine) -> int:
 
 
 def _submit_to_yarn(request: ContextRequest, machine: Machine) -> int:
-    """Run the program on YARN, and print its driver's output here."""
+    """Run the program on YARN, and print its driver's output in this process."""
     tag = f"bigdl-{uuid.uuid4().hex}"
     with scratch_folder("submit") as directory:
         modules = str(Path(directory) / "modules.zip")

@@ -18,7 +18,7 @@ _PYTHON_PROPERTIES = ("spark.pyspark.python=", "spark.pyspark.driver.python=")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``spark-submit`` with `arguments`, by default those of this command.
+    """Run ``spark-submit`` with `arguments`, by default the arguments of this command.
 
     Returns
     -------

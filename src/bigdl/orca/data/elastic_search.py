@@ -462,7 +462,7 @@ def _schema_of_mapping(settings: _ElasticsearchSettings) -> StructType:
 def _struct(
     settings: _ElasticsearchSettings, properties: Mapping[str, Any], parent: str
 ) -> StructType:
-    """Return the Spark struct type of the selected fields of an object."""
+    """Return the Spark struct type of the selected fields of an Elasticsearch object."""
     from pyspark.sql.types import ArrayType, StringType, StructType
 
     include, exclude = settings.field_patterns()

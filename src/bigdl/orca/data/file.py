@@ -469,7 +469,7 @@ def get_remote_files_with_prefix_to_local(
 
 
 def enable_multi_fs_load_static(load: Callable) -> Callable:
-    """Decorate a function whose first parameter is a local path, to read from any storage.
+    """Decorate a function whose first parameter is a local path, so that it reads any storage.
 
     Examples
     --------
@@ -486,7 +486,7 @@ def enable_multi_fs_load_static(load: Callable) -> Callable:
 
 
 def enable_multi_fs_load(load: Callable) -> Callable:
-    """Decorate a method whose first parameter is a local path, to read from any storage.
+    """Decorate a method whose first parameter is a local path, so that it reads any storage.
 
     The first parameter follows ``self``.  A remote file or directory is copied to a temporary local
     one for the duration of the call.
@@ -509,7 +509,7 @@ def enable_multi_fs_load(load: Callable) -> Callable:
 
 
 def enable_multi_fs_save(save: Callable) -> Callable:
-    """Decorate a method whose first parameter is a local path, to write to any storage.
+    """Decorate a method whose first parameter is a local path, so that it writes to any storage.
 
     The first parameter follows ``self``.  The method writes a temporary local file or directory,
     which is then copied.  An existing file is replaced unless the method's parameter ``overwrite``

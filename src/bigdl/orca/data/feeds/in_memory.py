@@ -1,4 +1,4 @@
-"""Conversion of arrays and pandas frames of the driver to shards of columns.
+"""Feed that converts arrays and pandas frames in the driver to shards of columns.
 
 Row i goes to shard ``i mod N``, so without shuffling the global batches equal those of a single
 process. Workers on the driver's machine memory-map files that the driver writes; other workers

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ShardsFeed(ColumnFeed):
-    """Base class of feeds of shards that are Python objects.
+    """Base class of feeds whose shards are Python objects, such as feeds of XShards.
 
     Parameters
     ----------

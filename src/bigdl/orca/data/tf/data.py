@@ -47,7 +47,7 @@ class Dataset:
 
     @staticmethod
     def from_tensor_slices(xshards: SparkXShards) -> Dataset:
-        """Create a Dataset of the rows of XShards of arrays, or tuples or dicts of arrays.
+        """Create a Dataset of the rows of XShards, whose shards are arrays, tuples or dicts.
 
         Raises
         ------

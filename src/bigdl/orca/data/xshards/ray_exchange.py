@@ -201,7 +201,7 @@ def _by_target(batches: Iterable) -> Iterator[tuple[int, Any]]:
 
 
 def arrow_to_ray(frame: DataFrame, cluster: RayCluster) -> list:
-    """Compute a DataFrame and put it into Ray; return a reference of one table per partition."""
+    """Compute a DataFrame and store it in Ray; return a reference to one table per partition."""
     schema = to_arrow(frame.limit(0)).schema
 
     def keyed_tables(source: int, batches: Iterable) -> Iterator[tuple[Any, Any]]:
@@ -214,7 +214,7 @@ def arrow_to_ray(frame: DataFrame, cluster: RayCluster) -> list:
 
 
 def _batches_to_ray(frame: DataFrame, cluster: RayCluster, keyed_tables: Callable) -> list[tuple]:
-    """Put the pairs of key and table that ``keyed_tables(partition, batches)`` yields into Ray.
+    """Store the ``(key, table)`` pairs that ``keyed_tables(partition, batches)`` yields in Ray.
 
     Returns
     -------
@@ -236,7 +236,7 @@ def _batches_to_ray(frame: DataFrame, cluster: RayCluster, keyed_tables: Callabl
 
 
 def partitions_to_ray(rdd: RDD, cluster: RayCluster) -> list:
-    """Compute an RDD and put it into Ray; return a reference of each partition's element list."""
+    """Compute an RDD and store it in Ray; return a reference to each partition's element list."""
     exchange = RayAddress.of(cluster)
 
     def put(partition: int, elements: Iterable) -> Iterator[int]:

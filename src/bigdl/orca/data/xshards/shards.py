@@ -228,7 +228,7 @@ def partition_by(rdd: RDD, column: str, number: int) -> RDD:
 
 
 def _exchange(rdd: RDD, cut: Callable, number: int, join: Callable | None) -> RDD:
-    """Move the pieces that `cut` yields to their target partitions; sort and join them there.
+    """Move the pieces of shards that `cut` yields to their target partitions, and sort them there.
 
     ``cut(partition, elements)`` yields ``(target, (position, piece))``; the sort is by position.
     """
@@ -271,7 +271,7 @@ def _slice(shard, low, high):
 
 
 def _join(pieces: list) -> Any:
-    """Concatenate pieces of one class to one shard."""
+    """Concatenate slices of shards that have the same class into one shard."""
     name = class_name(pieces[0])
     # Empty pieces do not determine the type of the rows.
     pieces = [piece for piece in pieces if rows(piece) != 0] or pieces[:1]

@@ -1168,7 +1168,7 @@ def _with_row_id(frame: DataFrame, column: str = _ROW_ID) -> DataFrame:
 
 
 def _equal(pairs: Iterable[tuple[str, str]]) -> Column:
-    """Return the condition that all pairs of columns are equal; null equals null."""
+    """Return the SQL condition that both columns of every pair are equal; null equals null."""
     conditions = (F.col(left).eqNullSafe(F.col(right)) for left, right in pairs)
     return reduce(and_, conditions, F.lit(True))
 
