@@ -534,7 +534,7 @@ class Indicator(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class OneHotEncode(Operator):
-    """Operator that implements ``one_hot_encode``; its state holds sizes that were not passed."""
+    """Operator that implements ``one_hot_encode``; its state holds sizes learned from the data."""
 
     columns: list[str]
     sizes: list[int] | None

@@ -85,7 +85,7 @@ class AddHistSeq(Operator):
         }
 
     def _order(self, names: Any) -> dict[str, str | None]:
-        """Map output columns, in order, to the source column of a history, or to None."""
+        """Return the output columns in order, each with the source column of a history or None."""
         histories = {f"{name}_hist_seq": name for name in self.cols}
         order: dict[str, str | None] = {}
         for name in names:
