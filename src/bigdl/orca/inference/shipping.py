@@ -41,7 +41,7 @@ class LoadedModel(Protocol):
 
 
 def cast_to_accepted(model: LoadedModel, batch: list) -> list:
-    """Return a batch in the dtypes that the model accepts, if it has a method ``accepted``."""
+    """Cast a batch with the model's method ``accepted``; return it unchanged if there is none."""
     accepted = getattr(model, "accepted", None)
     return batch if accepted is None else accepted(batch)
 

@@ -123,7 +123,7 @@ class Backend(ABC):
         return None
 
     def failure_policy(self, max_failures: int | FailurePolicy | None) -> FailurePolicy:
-        """Return the failure policy for ``max_failures=``."""
+        """Convert the argument ``max_failures=`` to a failure policy."""
         return FailurePolicy.of(max_failures)
 
     def end_workers(self) -> None:  # noqa: B027  Spark tasks end by themselves

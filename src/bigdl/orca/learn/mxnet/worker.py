@@ -98,7 +98,7 @@ def _store_shard(
 
 @contextlib.contextmanager
 def _processes(folder: Path, servers: int, worker: Worker) -> Iterator[list[subprocess.Popen]]:
-    """Return a context manager that runs this worker's MXNet processes, training process first."""
+    """Return a context manager that runs this worker's MXNet processes; the first one trains."""
     size = worker.world_size
     with socket.create_server((worker.host, 0)) as free:
         address = free.getsockname()[:2]

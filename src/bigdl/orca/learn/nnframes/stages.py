@@ -411,7 +411,7 @@ def trusted_loading() -> Iterator[None]:
 
 
 class StageWriter(DefaultParamsWriter):
-    """Writer of a stage: parameters in Spark's format, other content as a pickle in chunks."""
+    """Writes a stage: parameters in Spark's format, other content as a pickle in chunks."""
 
     def saveImpl(self, path: str) -> None:
         stage: Any = self.instance
@@ -429,7 +429,7 @@ class StageWriter(DefaultParamsWriter):
 
 
 class StageReader(MLReader):
-    """Reader of a stage that a :class:`StageWriter` wrote."""
+    """Reads a stage that a :class:`StageWriter` wrote."""
 
     def __init__(self, cls: Any, trust: bool = False):
         super().__init__()

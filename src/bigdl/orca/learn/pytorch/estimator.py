@@ -1192,7 +1192,7 @@ def _named_metrics(metrics) -> tuple[list, list[str]]:
 
 
 def _check_steps(batches, local_steps, callbacks) -> tuple[int, int]:
-    """Check ``accumulate_grad_batches`` and ``local_steps``; both exclude a custom backward."""
+    """Check ``accumulate_grad_batches`` and ``local_steps`` and return both as integers."""
     batches = check_positive("accumulate_grad_batches", batches)
     local_steps = check_positive("local_steps", local_steps)
     if batches > 1 and local_steps > 1:

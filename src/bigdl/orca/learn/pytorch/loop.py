@@ -503,7 +503,7 @@ class TorchHooks(Hooks):
             self.module.call_hook("on_train_epoch_start")
 
     def validate(self, entry: dict, evaluate: Callable[[], dict]) -> None:
-        """Run an evaluation and its callback hooks; add the metrics to the epoch's entry."""
+        """Run an evaluation and its callback hooks; add the metrics to the epoch's dict `entry`."""
         runner = self.runner
         runner.call("before_val_epoch")
         evaluation = evaluate()

@@ -624,7 +624,7 @@ RayXShards or a ray.data.Dataset
 
 
 def _history(history: list[dict], params: dict, profile: bool) -> dict:
-    """Convert epoch entries to the dict of Keras's History, with the arguments of fit."""
+    """Convert per-epoch metrics to the dict of Keras's History, with the arguments of fit."""
     out: dict[str, Any] = {**params, "steps": history[-1]["steps"] if history else None}
     for entry in history:
         for name, value in entry["logs"].items():

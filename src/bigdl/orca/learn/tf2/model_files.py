@@ -535,7 +535,7 @@ def _check_target(filepath: str, *, overwrite: bool = True, is_folder: bool = Fa
 
 
 def _read_whole(filepath: str) -> tuple[bytes, str]:
-    """Return the content of a whole model's file, and its suffix.
+    """Return the content of a whole-model file, and its suffix.
 
     Raises
     ------
