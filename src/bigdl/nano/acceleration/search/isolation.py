@@ -45,7 +45,7 @@ _BENCH, _STAGE, _LOG = "bench.pkl", "stage", "output.log"
 
 
 class TrialRunner:
-    """Executor that runs trials in another process, or in this one if pickling fails.
+    """Executor that runs trials in another process, or in this one if they cannot be pickled.
 
     Parameters
     ----------

@@ -164,7 +164,7 @@ class Results(UserDict[str, Trial]):
         check_number("accuracy_criterion", criterion, 0)
 
     def keeps_accuracy(self, name: str, criterion: float | None) -> bool:
-        """Return True if a model's accuracy is within a given fraction of the original's.
+        """Return True if a model's accuracy drops by at most the fraction `criterion`.
 
         The drop is relative to the original's absolute value; if that is 0, no drop is accepted.
         NaN is never accepted.

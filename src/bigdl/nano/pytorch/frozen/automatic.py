@@ -278,7 +278,7 @@ class AutomaticPrefix:
         self._start(lambda build: build.prepare(self._bf16))
 
     def _start(self, work: Callable[[_SegmentBuild], None]) -> None:
-        """Run `work` on all segment builds in a background thread; join it if `self._wanted`."""
+        """Run `work` on all segment builds in a thread; wait for it if `self._wanted` is True."""
 
         def run() -> None:
             for build in self._builds:
