@@ -1,4 +1,4 @@
-"""CPU cores for the workers of one machine, under the import path of BigDL 2.x."""
+"""Assignment of CPU cores to the workers of one machine, at the import path of BigDL 2.x."""
 
 from bigdl.common.cpu import split_cores, topology, usable_cores
 from bigdl.common.errors import UsageError

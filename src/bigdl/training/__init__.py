@@ -1,4 +1,4 @@
-"""Shared parts of all trainings: position, checkpoints, triggers, metrics and retries."""
+"""Parts that all training loops share: position, checkpoints, triggers, metrics and retries."""
 
 from bigdl.common.dropped import explain_imports
 

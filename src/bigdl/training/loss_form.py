@@ -496,7 +496,7 @@ class PartialLoss:
         return float("nan") if self.form is None else self.form.divisor
 
     def times(self, number: float) -> float:
-        """Multiply the loss by a number; 0 times nan is 0."""
+        """Multiply the loss by a number, where 0 times nan is 0."""
         return 0.0 if number == 0.0 else self.loss * number
 
 

@@ -98,7 +98,7 @@ def _dict_of(holds: _Check) -> _Check:
 
 
 def _has(**checks: _Check) -> _Check:
-    """Return a check that a dict has these entries with valid values."""
+    """Return a function that checks that a dict has these keys with valid values."""
     return lambda value: (
         isinstance(value, dict)
         and all(name in value and holds(value[name]) for name, holds in checks.items())

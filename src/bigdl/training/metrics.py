@@ -187,7 +187,7 @@ class Timers:
 
 
 class Records:
-    """Time series of numbers that a training records; saved in its checkpoints.
+    """Time series of numbers that a training run records and saves in its checkpoints.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Position of a training, its stopping criterion, and triggers that read it.
+"""Position of a training run, its stopping criterion, and triggers that read the position.
 
 A :class:`Position` counts over all fits of an Estimator and is part of every checkpoint.  A fit can
 end inside an epoch (``max_steps``, or a callback that stops it).  Its metrics of that epoch are
@@ -81,7 +81,7 @@ class StoppingCriterion:
 
 @dataclass
 class Position:
-    """Finished epochs and steps of a training, and its epoch metrics.
+    """Finished epochs and steps of a training run, and its epoch metrics.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class Position:
 
 @dataclass(frozen=True)
 class TriggerState:
-    """State of a training after an optimizer step, as a trigger sees it.
+    """State of a training run after an optimizer step, as passed to triggers.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Remaining rows of an epoch: those that a fit has not read yet, for any number of workers.
+"""Rows that a fit has not read yet in an epoch, for any number of workers after a resume.
 
 A mid-epoch checkpoint lists these rows.  Every worker writes an id for each row that it has not
 read.  After a resume with another number of workers, which partition the data differently, each
@@ -27,7 +27,7 @@ _PIECE = 1 << 22  # bytes that are hashed at once
 
 
 class RemainingBatches(BatchPlan):
-    """Plan of an epoch's remaining batches, numbered after the finished ones.
+    """Plan of an epoch's remaining batches; their numbers follow those of the finished batches.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class RemainingBatches(BatchPlan):
 
 
 def row_ids(arrays: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """Hash each row: equal rows get equal hashes, others almost surely different ones.
+    """Hash each row; equal rows get equal hashes, and different rows almost surely differ.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""State of a training in a process: device, precision, random generators and running state.
+"""State of a training process: device, precision, random generators and running layer state.
 
 Serialized state is written by ``torch.save`` and loads with ``weights_only=True``.
 """

@@ -152,7 +152,7 @@ class RayPool:
         return actor.remote(self._directory)
 
     def _await_start(self, actors: list[tuple[str, Any]]) -> None:
-        """Wait until all actors answer; replace those that have died."""
+        """Wait until all actors answer; replace actors that have died."""
         import ray
 
         end = time.monotonic() + ACTOR_START_S

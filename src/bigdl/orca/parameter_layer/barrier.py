@@ -332,7 +332,7 @@ class MessageExchange:
         return messages, coming
 
     def _around(self, blocks: dict[int, list], arriving: dict[int, list]) -> None:
-        """Send large parts around a ring: the local blocks, then the received ones."""
+        """Send large parts around a ring of ranks: first the local, then the received blocks."""
         import torch.distributed as dist
 
         world, this = self._sync.world_size, self._sync.rank

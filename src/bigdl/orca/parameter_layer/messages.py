@@ -41,7 +41,7 @@ class Codec:
         return np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8)
 
     def decode(self, data: Any) -> np.ndarray:
-        """Decode bytes of :meth:`encode` to a float32 vector, which may be read-only."""
+        """Decode bytes that :meth:`encode` returned to a float32 vector, which may be read-only."""
         return np.frombuffer(data, np.float32)
 
 

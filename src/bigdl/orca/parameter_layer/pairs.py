@@ -1,4 +1,4 @@
-"""Key-value RDDs of raw bytes, and the spooled rows of a training.
+"""Key-value RDDs of raw bytes, and the spooled rows of a training run.
 
 PySpark's ``partitionBy`` pickles batches of objects.  Here a Python task alternately yields a key
 (8 bytes) and a value, in the format of PySpark's ``PairwiseRDD``, and the JVM passes the value on

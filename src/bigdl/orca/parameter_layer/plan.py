@@ -1,4 +1,4 @@
-"""Plan of a training, its steps, and the interface of transports.
+"""Plan of a training run, its steps, and the interface of transports.
 
 A **Transport** sends the bytes of one training between ranks.  The driver opens it with the rows,
 sets the state of every rank with :meth:`Transport.start`, and then runs groups of steps.  Between
@@ -209,7 +209,7 @@ class LayerStep:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Plan of a training that all ranks share.
+    """Plan of a training run, which all ranks share.
 
     Attributes
     ----------

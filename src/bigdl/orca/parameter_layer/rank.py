@@ -488,7 +488,7 @@ _memory = contextlib.ExitStack()
 
 
 def replica_of(training: str, rank: int, version: tuple, make: Callable[[], Any]) -> Any:
-    """Return this process's replica of a rank; close the replicas of other trainings.
+    """Return this process's replica of a rank; close the replicas of other training runs.
 
     Parameters
     ----------

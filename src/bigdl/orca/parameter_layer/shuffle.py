@@ -71,7 +71,7 @@ _IN_FILE = 1 << 18  # bytes from which on a message is sent in a file, in local 
 
 @dataclass(frozen=True)
 class TaskConstants:
-    """Constant parts of the tasks of one training, which are sent with every task.
+    """Settings of a training run that are sent with every task.
 
     Attributes
     ----------

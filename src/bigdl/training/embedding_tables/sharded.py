@@ -161,7 +161,7 @@ class ShardedTable(torch.nn.Module, ABC):
         """
 
     def saved(self) -> dict[str, torch.Tensor]:
-        """Return the arrays that a checkpoint saves, by the suffix of the weight's name."""
+        """Return the arrays that a checkpoint saves, as a dict by suffix of the weight's name."""
         return {"": self.weight.detach()}
 
     def used(self, array: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from bigdl.training.state import dumps, loads
 
 
 def tables_of(model: torch.nn.Module) -> dict[str, ShardedTable]:
-    """Return the sharded embeddings of a model, by the names of their weights."""
+    """Return a dict of a model's sharded embeddings by the names of their weights."""
     return {
         f"{name}.weight" if name else "weight": module
         for name, module in model.named_modules()
@@ -75,7 +75,7 @@ class ShardedTables:
 
     @property
     def weights(self) -> list[torch.nn.Parameter]:
-        """The weight slices of this process."""
+        """Weight parameters that hold this process's slices of the tables."""
         return [table.weight for table in self._tables.values()]
 
     def without(self, parameters: Sequence[Any]) -> list[Any]:

@@ -163,7 +163,7 @@ def _writes_only(callback: Any) -> bool:
 
 
 def _numbers(callback: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return a callback's class name, plain attributes and ``keras.ops`` functions."""
+    """Return a callback's class name, scalar attributes and ``keras.ops`` functions."""
     attributes = {key: value for key, value in vars(callback).items() if not key.startswith("_")}
     numbers = {
         key: value

@@ -197,7 +197,7 @@ class KerasHooks(Hooks):
 
     @property
     def number(self) -> int:
-        """Number of the current epoch within its fit, as callbacks count it."""
+        """Number of the current epoch, counted from the start of its fit as callbacks expect."""
         settings = self._settings
         number: int = settings.initial_epoch + self._state.position.epoch - settings.stop_at.first
         return number

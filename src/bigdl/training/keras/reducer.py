@@ -317,7 +317,7 @@ class GradientReducer:
     def _sum_of_all(
         self, specs: Sequence[tuple[Any, ...]], arrays: Sequence[np.ndarray]
     ) -> list[Any]:
-        """Sum the arrays that a graph sent: dense gradients, then sparse ones."""
+        """Sum gradients over all workers; `arrays` has the dense, then the sparse gradients."""
         self.end_forward()
         first = len(arrays) - 2 * len(specs)
         dense = [np.asarray(array) for array in arrays[:first]]
@@ -451,7 +451,7 @@ def _coalesced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 
 
 def _wide(tensor: Any) -> Any:
-    """Cast a tensor to a dtype in which gradients are summed."""
+    """Cast a tensor to float32 unless gradients can be summed in its dtype."""
     return tensor if tensor.dtype.name in _SUMMED else tf.cast(tensor, tf.float32)
 
 

@@ -66,7 +66,7 @@ def kept_values(variables: list[Any]) -> Iterator[None]:
 
 
 def growing_layers(model: Any) -> dict[int, Any]:
-    """Return the layers with a growing table in this process, by the index of their weight.
+    """Return a dict of the layers with a growing table in this process, by their weight's index.
 
     See :class:`bigdl.orca.keras.GrowingEmbedding`.
     """

@@ -586,7 +586,7 @@ class ParameterLayerFit:
         )
 
     def replicas(self) -> Callable[[int, dict], ParameterLayerReplica]:
-        """Return a picklable factory of a rank's replica for its shards."""
+        """Return a picklable function that builds the replica of a rank from its shards."""
         program, weights = self.model.replica_program(), self.model.weights()
         return functools.partial(
             self.model.replica, program, weights, self.plan.ranks, self.plan.widths

@@ -85,7 +85,7 @@ class FlatModel:
     def flat_gradient(
         self, gradients: Sequence["np.ndarray | TouchedRows | None"]
     ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """Return the gradients of all trained weights as a vector; missing ones are 0.
+        """Return the gradients of all trained weights as one vector; a missing gradient is 0.
 
         Parameters
         ----------
