@@ -222,7 +222,7 @@ def _numbers(field: RecordField, array: pa.Array) -> np.ndarray:
 def varying_values(
     field: RecordField, array: pa.Array
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Return the values of a text, bytes or list column, concatenated, and their count per row.
+    """Return a text, bytes or list column's concatenated values, and the number of values per row.
 
     Returns
     -------

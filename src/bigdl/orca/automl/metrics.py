@@ -88,7 +88,7 @@ _MAX = ("r2", "accuracy")
 
 
 class Evaluator:
-    """Evaluator of metrics by name.
+    """Evaluator that computes metrics by name.
 
     ``me``, ``mae``, ``mse``, ``rmse``, ``msle``, ``r2``; ``mpe``, ``mape``, ``mspe``, ``smape``,
     ``mdape``, ``smdape``, which are percentages; ``accuracy``.

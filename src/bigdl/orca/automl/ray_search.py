@@ -286,7 +286,7 @@ class _TuneSearch(tune.Callback):
             self.records.end(record, step)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Retry the trial of a lost process, once."""
+        """Retry a trial once if its process was lost."""
         record = self._remove(trial, None)
         if record is not None:
             error = trial.get_error() or "The process of the trial was lost"

@@ -66,7 +66,7 @@ def latest_search(folder: Path) -> Path | None:
 
 
 def _searches(folder: Path) -> dict[int, Path]:
-    """Return the folders of all searches by number."""
+    """Return the folders of all searches by search number."""
     return {int(path.name[7:]): path for path in folder.glob("search_" + "[0-9]" * 5)}
 
 

@@ -434,7 +434,7 @@ class ConnectedSession:
         return True
 
     def stop(self) -> None:
-        """Release the session; does not fail if the server is gone."""
+        """Release the session, without an error if the server is gone."""
         if not self.session.is_stopped:
             self.session.release_session_on_close = has_server(self.session)
             self.session.stop()

@@ -1,4 +1,4 @@
-"""Ray cluster to which this process is connected, and Ray cluster of a program.
+"""Description of the connected Ray cluster, and the context that starts a program's Ray.
 
 Feeds and engines get nodes, cores and slots from :class:`RayCluster`, as from SparkCluster.
 """

@@ -84,7 +84,7 @@ def check_alive(owner: Any, what: str = "data") -> None:
 
 
 def check_frame(frame: Any) -> None:
-    """Raise UsageError for a DataFrame of a stopped context, see :func:`check_alive`."""
+    """Raise UsageError for a DataFrame of a stopped context; see :func:`check_alive`."""
     session = frame.sparkSession
     check_alive(getattr(session, "_sc", session), "DataFrame")
 

@@ -98,7 +98,7 @@ def open_text(path: str) -> list[str]:
 
 
 def open_image(path: str) -> PIL.Image.Image:
-    """Read an image file as a fully loaded ``PIL.Image.Image``, in the file's mode.
+    """Read an image file as a fully loaded ``PIL.Image.Image``, in the color mode of the file.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def open_image(path: str) -> PIL.Image.Image:
 
 
 def decode_image(data: bytes, name: str) -> PIL.Image.Image:
-    """Decode the bytes of an image file, in the file's mode.
+    """Decode the bytes of an image file, in the color mode of the file.
 
     Raises
     ------

@@ -90,7 +90,7 @@ class LoaderFeed(Feed):
 
 
 class TensorFlowFeed(LoaderFeed):
-    """Feed of a ``tf.data.Dataset``, sent as its graph; for Keras models only."""
+    """Feed of a ``tf.data.Dataset`` for Keras models; workers receive the Dataset's graph."""
 
     def shippable(self) -> Any:
         from bigdl.training.keras.data import shipped_dataset

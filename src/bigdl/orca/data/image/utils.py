@@ -1,4 +1,4 @@
-"""Column types of a :class:`~bigdl.orca.data.image.ParquetDataset`, and their encoding.
+"""Column types of a ParquetDataset, and conversion of records to and from Parquet values.
 
 ========================  ==========================  ===========================
 type of the field         a record has                the Parquet file has

@@ -233,7 +233,7 @@ def read_parquet(
 
 
 def _refuse_empty_files(path: str) -> None:
-    """Raise UsageError for an empty local file, for which Spark's error is hard to read."""
+    """Raise UsageError for an empty local file, because Spark's message is hard to read."""
     if not is_local_path(path) or not exists(path):
         return
     for file in files_of(path, nested=True):
@@ -314,7 +314,7 @@ def _read_csv(
     parse_dates: bool = False,
     **options: Any,
 ):
-    """Read CSV files with Spark, see :func:`read_csv`."""
+    """Read CSV files with Spark; see :func:`read_csv`."""
     from pandas.api.types import pandas_dtype
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -472,7 +472,7 @@ def _read_json(
     orient: str = "records",
     **options: Any,
 ):
-    """Read JSON files with Spark, see :func:`read_json`."""
+    """Read JSON files with Spark; see :func:`read_json`."""
     if lines is not None:  # pandas' name of the option
         options["multiLine"] = not lines
     if orient != "records":

@@ -191,7 +191,7 @@ def summarize(shards: Iterable) -> Iterator[PartitionSummary | FailedShard]:
 
 
 def repartition(rdd: RDD, summaries: list[PartitionSummary], number: int) -> tuple[RDD, str | None]:
-    """Return an RDD of `number` equal partitions, and the common class of its shards, if any."""
+    """Return an RDD of `number` equal partitions, and the common class of all shards or None."""
     classes = {name for summary in summaries for name in summary.classes}
     by_rows = len(classes) == 1 and all(None not in summary.rows for summary in summaries)
     counts = [sum(cast("list[int]", s.rows)) if by_rows else len(s.rows) for s in summaries]

@@ -957,7 +957,7 @@ class SparkXShards(XShards):
         weights: Any = None,
         random_state: Any = None,
     ) -> SparkXShards:
-        """Draw a random sample of each shard, see :meth:`pandas.DataFrame.sample`."""
+        """Draw a random sample of each shard; see :meth:`pandas.DataFrame.sample`."""
         self._require_frames()
         sample = methodcaller("sample", None, frac, replace, weights, random_state)
         return self._derive_frames(self.rdd.map(sample))
