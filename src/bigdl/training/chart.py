@@ -1,4 +1,4 @@
-"""Charts of metrics over time, such as those of the epochs of a fit."""
+"""Charts of metrics over time, such as the metrics of a fit's epochs."""
 
 from __future__ import annotations
 

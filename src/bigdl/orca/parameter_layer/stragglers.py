@@ -21,7 +21,7 @@ _RELAXED = 1.01  # growth of the limit when enough was dropped
 
 @dataclass(frozen=True)
 class DropStragglers:
-    """Rule for dropping late contributions; its field names are those of BigDL 2.x.
+    """Rule for dropping late contributions, with the field names of BigDL 2.x.
 
     Attributes
     ----------

@@ -72,7 +72,7 @@ class ShardedTable(torch.nn.Module, ABC):
         self.read_from(exchange, exchange.add(self.row_table()))
 
     def read_from(self, exchange: RowExchange, number: int) -> None:
-        """Set the exchange that fetches rows, and this table's number in it."""
+        """Use an exchange to fetch rows, in which this table has the index `number`."""
         self.exchange, self._number = exchange, number
 
     def _check_met(self) -> None:

@@ -302,7 +302,7 @@ class ColumnRows:
         self.known = data.facts(data.window(shuffle_memory(config, worker.threads)))
 
     def example(self, types: list[Any] | None, assembly: BatchArguments) -> tuple[Any, ...]:
-        """Return a one-row batch, of zeros if the column types are known."""
+        """Return a one-row batch of zeros and empty texts if `types` are known, else a real row."""
         if types is not None:
             inputs, targets = ([zero_column(each, 1) for each in columns] for columns in types)
             target = targets[0] if len(targets) == 1 else tuple(targets)
@@ -376,7 +376,7 @@ class ColumnRows:
     def batches(
         self, assembly: BatchArguments, batch_size: int | None, world_size: int, limit: int | None
     ) -> Iterator[tuple[tuple[Any, ...], int]]:
-        """Yield batches of this worker's rows in order, with their numbers of rows."""
+        """Yield each batch of this worker's rows, in order, and its number of rows."""
         size = max(1, (batch_size or 1) // world_size)
         for rows, batch in itertools.islice(self._data.in_batches(size), limit):
             yield assembly(batch), rows

@@ -192,7 +192,7 @@ class DriverModel(ABC):
         """Process the metrics of a finished group of steps."""
 
     def validates(self) -> bool:
-        """Return True if this epoch is followed by a validation."""
+        """Return True if a validation follows the current epoch."""
         return True
 
     @abstractmethod
