@@ -72,7 +72,7 @@ class ShardedTable(torch.nn.Module, ABC):
         self.read_from(exchange, exchange.add(self.row_table()))
 
     def read_from(self, exchange: RowExchange, number: int) -> None:
-        """Use an exchange to fetch rows, in which this table has the index `number`."""
+        """Set the exchange that fetches rows, and the index of this table in the exchange."""
         self.exchange, self._number = exchange, number
 
     def _check_met(self) -> None:
