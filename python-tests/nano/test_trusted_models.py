@@ -111,7 +111,7 @@ def test_a_reload_keeps_the_model_when_somebody_changed_its_script(saved, tmp_pa
         write_evil_script(path / "ckpt.pth", tmp_path / "victim")
         (tmp_path / "victim").unlink(missing_ok=True)
         repository.refresh()
-        assert "what was loaded before goes on" in caplog.text
+        assert "the version loaded before stays in use" in caplog.text
         assert "--trust" in repository.index()[0]["reason"]
         answer = repository.find("linear").model.predict(X.numpy())
     torch.testing.assert_close(torch.from_numpy(answer), fast(X))
