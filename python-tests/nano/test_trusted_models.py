@@ -163,7 +163,7 @@ def test_a_key_that_a_crash_cut_short_signs_nothing(tmp_path, monkeypatch, caplo
     trust.user_key.cache_clear()
     guessed = hmac.digest(b"", b"text", "sha256").hex()
     assert not trust.is_signed("text", guessed)
-    assert "0 bytes in place of 32; remove it" in caplog.text
+    assert "0 bytes instead of 32; remove it" in caplog.text
     trust.user_key.cache_clear()
 
 

@@ -42,7 +42,7 @@ def rows_of(frame, workers=2):
 
 
 def way(caplog):
-    (record,) = [r.getMessage() for r in caplog.records if "The rows of" in r.getMessage()]
+    (record,) = [r.getMessage() for r in caplog.records if "read the rows of" in r.getMessage()]
     return "files" if "Parquet files" in record else "Spark"
 
 
@@ -135,7 +135,7 @@ def test_an_order_that_is_kept_and_a_switch_leave_the_files_to_spark(
 ):
     frame = orca_spark.read.parquet(folder)
     fit(frame, config={"shuffle": False})
-    assert not any("The rows of" in r.getMessage() for r in messages.records)
+    assert not any("read the rows of" in r.getMessage() for r in messages.records)
     monkeypatch.setenv("BIGDL_NO_PLAN_INSPECTION", "1")
     fit(frame)
     assert way(messages) == "Spark"
@@ -145,7 +145,7 @@ def test_validation_rows_are_read_from_files_too(folder, orca_spark, messages):
     frame = orca_spark.read.parquet(folder)
     history, estimator = fit(frame, validation_data=frame.select("y", "x"))
     assert history[-1]["val_num_samples"] == ROWS
-    ways = {r.getMessage() for r in messages.records if "The rows of" in r.getMessage()}
+    ways = {r.getMessage() for r in messages.records if "read the rows of" in r.getMessage()}
     assert all("Parquet files" in each for each in ways)
     figures = estimator.evaluate(frame, feature_cols=["x"], label_cols="y")
     assert figures["val_loss"] == pytest.approx(history[-1]["val_loss"], rel=1e-5)

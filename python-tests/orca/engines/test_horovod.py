@@ -47,7 +47,7 @@ def test_its_workers_are_on_ray_where_the_program_has_one(monkeypatch):
 
 def test_the_script_explains_itself_and_names_what_is_missing(tmp_path):
     shown = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, timeout=60)
-    assert "Build Horovod against the torch that is installed" in shown.stdout
+    assert "Build Horovod for the installed torch" in shown.stdout
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)

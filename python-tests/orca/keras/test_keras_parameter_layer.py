@@ -727,7 +727,7 @@ WRONG = {
     "transport": (net, {"transport": "pigeon"}, "transport should be one of"),
     "group_size": (net, {"group_size": 0}, "group_size"),
     "no batch size": (net, {"batch_size": None}, "batch_size should be a positive integer"),
-    "windows of a loader": (net, {"sampling": "window", "data": loader}, "side by side"),
+    "windows of a loader": (net, {"sampling": "window", "data": loader}, "contiguous rows"),
     "dataset": (net, {"data": lambda: dataset}, "reads rows by index, which a tf.data.Dataset"),
     "too many slices": (
         net,

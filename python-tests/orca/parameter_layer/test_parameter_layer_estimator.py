@@ -297,9 +297,9 @@ WRONG = {
     "hooks of steps": ({}, {"callbacks": [PerStep()]}, "PerStep has after_train_iter"),
     "accumulation": ({}, {"accumulate_grad_batches": 2}, "2 times as large"),
     "local steps": ({}, {"local_steps": 2}, "have no local optimizer"),
-    "float64": ({"model": double}, {}, "parameters of float32"),
-    "optimizer": ({"optimizer": adafactor}, {}, "Adafactor cannot be cut in slices"),
-    "windows of a loader": ({}, {"sampling": "window", "data": loader()}, "side by side"),
+    "float64": ({"model": double}, {}, "trains float32 parameters"),
+    "optimizer": ({"optimizer": adafactor}, {}, "Adafactor cannot be sliced"),
+    "windows of a loader": ({}, {"sampling": "window", "data": loader()}, "contiguous rows"),
     "a rule without shares": ({}, {"drop_stragglers": {}}, "drop_stragglers should be a dict"),
     "a share of nobody": (
         {},
