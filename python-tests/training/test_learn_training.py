@@ -716,7 +716,7 @@ def test_the_runner_keeps_values_and_has_the_names_of_2_x(crew):
         def before_run(self, runner):
             runner.put("seen", 0)
             for wrong in (lambda: runner.put("seen", 1), lambda: runner.get("other")):
-                with pytest.raises(UsageError, match="The runner (already has|has no)"):
+                with pytest.raises(UsageError, match=r"The runner (already has|has no)"):
                     wrong()
             assert runner.models == [runner.model]
             assert runner.optimizers == [runner.optimizer]
