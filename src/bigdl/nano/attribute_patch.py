@@ -63,7 +63,7 @@ _patches: list[Patch] = []
 
 
 class Patches:
-    """Picklable object whose unpickling applies the active patches in another process.
+    """Picklable object that applies the active patches in the process that unpickles it.
 
     Pickle it before objects whose unpickling depends on the patches, for example because it
     imports modules of the user.
@@ -88,7 +88,7 @@ def _repeat(calls: Iterable[tuple[Callable[..., Any], tuple]]) -> None:
 
 
 class ForwardOverride:
-    """Callable that replaces a module's ``forward``; copies and pickles get the original back."""
+    """Callable that replaces a module's ``forward``; copies and pickles restore the original."""
 
     def __init__(self, module: Any):
         self.module: Any = module

@@ -77,12 +77,12 @@ class Tuning(AbstractContextManager["Tuning"]):
 
     @property
     def applied(self) -> dict[str, str]:
-        """Applied settings by name, with a description of the change."""
+        """Descriptions of the applied changes, by setting name."""
         return {setting.name: setting.text for setting in self.settings if setting.applied}
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Skipped settings by name, with the reason."""
+        """Reasons for skipping settings, by setting name."""
         return {setting.name: setting.text for setting in self.settings if not setting.applied}
 
     def undo(self) -> None:
@@ -169,7 +169,7 @@ def tune(
 
 @contextmanager
 def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iterator[list[str]]:
-    """Apply :func:`tune` for the duration of a fit.
+    """Context manager that applies :func:`tune` for the duration of a fit.
 
     Freed memory is kept for another minute for a following fit, except in a Spark task, whose
     executor has a memory limit.
@@ -265,7 +265,7 @@ def _pin() -> Iterator[str]:
 
 @contextmanager
 def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
-    """Restrict all threads of this process to a subset of their cores during the block."""
+    """Context manager that restricts all threads of this process to a subset of their cores."""
     of_caller = os.sched_getaffinity(0)
     before = {}
     for thread in _own_threads():
@@ -325,7 +325,7 @@ class _KeptMemory(threading.Timer):
         self.start()
 
     def end(self) -> None:
-        """Return the memory to the system now and end the timer thread."""
+        """Return the memory to the system now and stop the timer thread."""
         self.cancel()
         self.join()
         self.function()
@@ -335,7 +335,7 @@ _kept: list[_KeptMemory] = []  # at most one, except while it is replaced
 
 
 def _keep_memory(seconds: float) -> None:
-    """Keep freed memory in the process for `seconds`; end an earlier timer.
+    """Keep freed memory in the process for `seconds`; stop an earlier timer.
 
     Call it before the allocator's context of the last fit ends. It has no effect if the allocator
     cannot be tuned.
@@ -346,7 +346,7 @@ def _keep_memory(seconds: float) -> None:
 
 
 def release_memory() -> None:
-    """Return memory kept after a fit to the system, and end the timer thread, as before a fork."""
+    """Return memory kept after a fit to the system and stop the timer, e.g. before a fork."""
     while _kept:
         kept = _kept.pop()
         kept.end()

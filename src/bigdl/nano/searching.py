@@ -26,7 +26,7 @@ _OF_RUN = ("n_trials", "n_jobs", "tune_callbacks", *_OF_OPTUNA)
 def split_arguments(
     keywords: Mapping[str, Any], of_training: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the keywords of a search into those for its study and trials and those for training.
+    """Split the keywords of a search into study and trial arguments, and training arguments.
 
     Raises
     ------

@@ -9,7 +9,7 @@ _NAME = "bigdl-nano-unset-env"
 
 
 def main() -> int:
-    """Print the shell commands; ignore the arguments, which belong to a sourcing script.
+    """Print the shell commands; ignore the arguments of a script that sources them.
 
     Returns
     -------

@@ -104,7 +104,7 @@ def never_negative(network: Any) -> list[str]:
 
 
 class IntegerGuard:
-    """Guard that checks each call's integer inputs against the ranges that are computed correctly.
+    """Guard that checks each call's integer inputs against the ranges with exact results.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class IntegerGuard:
             self.limits = self._derive_limits(self._graph)
 
     def _derive_limits(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
-        """Return, for each integer input that may exceed it, the correctly computed range."""
+        """Return the range with exact results for each integer input that may exceed this range."""
         boxes: dict[int, Box] = {
             position: (
                 np.full(self._columns[position], max(low, _LOW), object),
@@ -176,7 +176,7 @@ class IntegerGuard:
         ]
 
     def checked(self, arrays: Sequence[np.ndarray]) -> tuple[Any, list[np.ndarray]] | None:
-        """Check one call's integers; return an exact network and its inputs if this one is inexact.
+        """Check the integers of a call; return an exact network and its inputs if one is needed.
 
         Parameters
         ----------
@@ -391,7 +391,7 @@ class _Integers:
                 )
 
     def problem(self, boxes: Mapping[int, Box], *, lookups: bool = True) -> str | None:
-        """Name a value that may be computed wrongly for inputs in these ranges, or return None.
+        """Describe a value that may be inexact for inputs in these ranges, or return None.
 
         Parameters
         ----------
@@ -466,7 +466,7 @@ class _Indices:
         self._compiled = compile(openvino.Model(results, whole, "indices"))
 
     def ranges(self, arrays: Sequence[np.ndarray]) -> list[tuple[_Lookup, Interval]]:
-        """Return each lookup with the smallest and largest index that the input arrays lead to."""
+        """Return each lookup with its smallest and largest index for the input arrays."""
         request = self._compiled.take()
         try:
             values = self._compiled.infer(request, [arrays[each] for each in self._positions])
@@ -479,7 +479,7 @@ class _Indices:
 
 
 class _Split:
-    """A network cut in two: integers, which the reference implementation computes, and the rest.
+    """A network cut in two: integers that the reference implementation computes, and the rest.
 
     Attributes
     ----------
@@ -770,7 +770,7 @@ def _whole_range(box: Box) -> tuple[int, int]:
 
 
 def _columns_of(shape: Any) -> tuple[int, ...]:
-    """Return the array shape of an input's bounds: one per column if the last axis is short."""
+    """Return the shape of an input's bounds: one bound per column if the last axis is short."""
     if shape.rank.is_dynamic:
         return ()
     ones = [1] * shape.rank.get_length()

@@ -234,7 +234,7 @@ def parse_shapes(shapes: Any, network) -> dict[int, Any]:
 
 
 def reshaped(network, shapes: Any):
-    """Return a copy of the network with these input shapes, or the network if it has them.
+    """Return the network if it already has these input shapes, else a copy that has them.
 
     Parameters
     ----------
@@ -374,7 +374,7 @@ class _Compilation:
 
     @cached_property
     def input_shapes(self) -> list[tuple[int, ...]] | None:
-        """Static input shapes if calls copy arrays into a request; None if they share memory."""
+        """Static input shapes if calls copy arrays into a request; None if calls share memory."""
         ports = [*self.compiled.inputs, *self.compiled.outputs]
         names = {port.get_element_type().get_type_name() for port in ports}
         fixed = all(port.partial_shape.is_static for port in ports)
@@ -582,7 +582,7 @@ class CompiledNetwork:
             self.network = self.network
 
     def lend_request(self) -> tuple[Any, Callable[[], None]]:
-        """Return an infer request for exclusive use, and a function that returns it."""
+        """Return an infer request for exclusive use, and a function that releases the request."""
         now = self._now
         request = now.take()
         return request, functools.partial(now.idle.append, request)
@@ -680,7 +680,7 @@ class CompiledNetwork:
         return write_network(self._now.network, path)
 
     def __getstate__(self) -> dict:
-        """Return the pickle state, which has the network's files but no compiled network."""
+        """Return the pickle state, which contains the network's files but no compiled network."""
         state = {key: value for key, value in vars(self).items() if key != "_lock"}
         return state | {"_now": network_bytes(self._now.network)}
 
@@ -802,7 +802,7 @@ _MOST_BYTES = 128 * 2**20
 
 
 class ShapedNetwork(CompiledNetwork):
-    """A network on a CPU with a separate compilation for each of its first few input shapes.
+    """A network on a CPU, compiled separately for each of the first few input shapes it receives.
 
     The first call with a new shape compiles the network, which takes up to some tenths of a second.
     All calls with equal shapes use the same compilation, so their results are bit-identical.

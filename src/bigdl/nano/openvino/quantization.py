@@ -22,7 +22,7 @@ _SIZE_OF_STACK_T = 24  # of sigaltstack(2) on Linux: a pointer, an int, a size
 
 @contextmanager
 def kept_signal_stack() -> Iterator[None]:
-    """Restore this thread's alternate signal stack after the block.
+    """Context manager that restores this thread's alternate signal stack on exit.
 
     Every ``openvino.Core`` with a loaded CPU plugin sets a signal stack and restores the previous
     one when it is deleted. If two of them are deleted in the order of creation, the second restores

@@ -557,7 +557,7 @@ class _Graph:
         return self._reshaped_value(value, node) if chosen.ndim == 0 else value
 
     def _chosen(self, data: _Pieces, selected: np.ndarray) -> _Value:
-        """Select positions of a value along the axis that separates its pieces."""
+        """Select positions of a value along the axis on which it is cut into pieces."""
         pieces = []
         for side, out, positions in data.pieces:
             to = np.flatnonzero(np.isin(selected, positions))

@@ -94,7 +94,7 @@ class Tokens:
         return any(each is not None for each in vars(self).values())
 
     def check(self, authorization: str | None, purpose: str = INFER) -> None:
-        """Check that a request's header ``Authorization`` has a token for the purpose.
+        """Check that a request's ``Authorization`` header has a valid token for the purpose.
 
         Raises
         ------

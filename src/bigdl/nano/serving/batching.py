@@ -1,4 +1,4 @@
-"""Micro-batching: the model computes the rows of several callers in one call.
+"""Micro-batching: one call of the model processes the rows of several callers.
 
 A :class:`MicroBatcher` queues the calls of a model. A thread of the batcher takes the queued
 requests, concatenates their rows, calls the model once and splits the results. By default a batch
@@ -269,7 +269,7 @@ class MicroBatcher:
         return request.future
 
     def close(self) -> None:
-        """Compute the queued requests and stop the threads; later calls are refused."""
+        """Answer the queued requests and stop the threads; later calls are refused."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -313,7 +313,7 @@ class MicroBatcher:
                 self._changed.notify_all()
 
     def _next_batch(self) -> list[_Request]:
-        """Wait for the next batch and a free instance; return an empty list to end the thread."""
+        """Wait for the next batch and a free model instance; return an empty list after closing."""
         with self._changed:
             while True:
                 if not self._queue:

@@ -217,7 +217,7 @@ class Client:
         return known.inputs[0].name
 
     def models(self) -> list[dict[str, str]]:
-        """Return the name, version, state and reason of every model."""
+        """Return the name, version and state of every model, and the reason for a failure."""
         return self._transport.models()
 
     def load(self, model: str) -> None:

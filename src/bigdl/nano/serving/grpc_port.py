@@ -110,7 +110,7 @@ class GrpcCall:
         return await self._results.of(self._pool.submit(function, *arguments))
 
     def time_remaining(self) -> float | None:
-        """Return the seconds until the client's deadline, or None if it set none."""
+        """Return the seconds until the client's deadline, or None if the call has no deadline."""
         if self._left is None:
             return None
         return max(self._left - (time.monotonic() - self._begin), 0.0)
@@ -269,7 +269,7 @@ class GrpcPort:
         return self._server.add_secure_port(address, grpc.ssl_server_credentials([pem]))
 
     def start(self) -> None:
-        """Start to answer requests."""
+        """Start answering requests."""
         self._loop.run(self._server.start())
 
     def stop(self, seconds: float) -> None:
@@ -289,7 +289,7 @@ class GrpcPort:
     # -- in the event loop ---------------------------------------------------------------------
 
     def _handler(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return the handler of a call whose headers have arrived, but not yet its message."""
+        """Return the handler for a call whose headers have arrived but whose message has not."""
         path = details.method
         group = self._group(path)
         if group != _OPEN:
@@ -486,7 +486,7 @@ class _SharedLoop:
         return asyncio.run_coroutine_threadsafe(work, self._mine).result(seconds)
 
     def close(self) -> None:
-        """Release the reference; the last one stops the loop."""
+        """Release the reference; releasing the last reference stops the loop."""
         shared = _SharedLoop
         with shared._lock:
             if not self._is_open:

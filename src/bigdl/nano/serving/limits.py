@@ -71,7 +71,7 @@ class ServingLimits:
             )
 
     def check_pairs(self, users: int, candidates: int) -> None:
-        """Raise a UsageError if a request has too many pairs of user and candidate."""
+        """Raise a UsageError if a request has too many user-candidate pairs."""
         if users * candidates > self.max_pairs:
             raise UsageError(
                 f"A request may have {self.max_pairs} candidates for all its ids, got {users} ids "

@@ -1,4 +1,4 @@
-"""``bigdl-serve``: serve saved models by the Open Inference Protocol over HTTP and gRPC."""
+"""``bigdl-serve``: serve saved models with the Open Inference Protocol over HTTP and gRPC."""
 
 from __future__ import annotations
 

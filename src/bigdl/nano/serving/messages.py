@@ -66,7 +66,7 @@ def set_parameter(message: Message, name: str, value: bool | int | float | str) 
 
 
 def check_fields(content: bytes) -> None:
-    """Refuse an unparsed message that would take far more memory than its bytes.
+    """Refuse an unparsed message that would need far more memory after parsing.
 
     An empty nested message or string takes two bytes, but about a hundred after parsing. A packed
     number takes one byte, and up to eight after parsing.

@@ -237,7 +237,7 @@ class ServingMetrics:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request for a model as in flight during the block."""
+        """Context manager that counts a request for a model as in flight."""
         in_flight = self._child("bigdl_requests_in_flight")
         in_flight.inc()
         try:
@@ -251,7 +251,7 @@ class ServingMetrics:
         self._child("bigdl_request_seconds", model, protocol).observe(seconds)
 
     def stage(self, deployed: Deployment, stage: str) -> Callable[[float], None]:
-        """Return a function that records the duration of one stage of a model in seconds."""
+        """Return a function that records a duration, in seconds, of one stage of a model."""
         return self._child("bigdl_stage_seconds", deployed.name, deployed.version, stage).observe
 
     def shadow(self, model: str) -> Callable[[bool], None]:
@@ -275,7 +275,7 @@ class ServingMetrics:
     # -- stages of a recommendation --------------------------------------------------------------
 
     def time(self, stage: str) -> AbstractContextManager[None]:
-        """Time the block as a call of a stage."""
+        """Return a context manager that times one call of a stage."""
         return _Timed(self, stage)
 
     def failed(self, stage: str) -> None:
@@ -283,7 +283,7 @@ class ServingMetrics:
         self._child("bigdl_recommender_stage_errors", stage).inc()
 
     def took(self, stage: str, seconds: float) -> None:
-        """Record the duration of one call of a stage in seconds."""
+        """Record the duration, in seconds, of one call of a stage."""
         with self._lock:
             known = self._stages.get(stage)
             if known is None:

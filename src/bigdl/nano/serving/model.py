@@ -123,7 +123,7 @@ class ServedModel:
 
     @property
     def joins_requests(self) -> bool:
-        """True if rows of several requests are computed in one batch."""
+        """True if the model processes the rows of several requests in one batch."""
         return self._runner.joins and self.batching.max_batch_size > 1
 
     @property
@@ -174,7 +174,7 @@ class ServedModel:
         return results[0] if len(results) == 1 else self.named(results)
 
     def submit(self, arrays: list[np.ndarray], timeout: float | None = None) -> Future:
-        """Start the computation of checked arrays (:meth:`Signature.arrays`).
+        """Start inference on checked arrays (:meth:`Signature.arrays`) and return a future.
 
         Returns
         -------
@@ -194,7 +194,7 @@ class ServedModel:
         return dict(zip(names, results, strict=True))
 
     def split(self, common: Sequence[str]) -> SplitNetwork:
-        """Split the model into a part for `common` inputs, one for other inputs, and a joint part.
+        """Split the model into parts for `common` inputs and for other inputs, and a joint part.
 
         Use it to score many candidates of one user: the part for the common inputs runs once, not
         for each row. Each part takes its inputs in the model's order. Requests are not batched.
@@ -234,7 +234,7 @@ class ServedModel:
         return SplitNetwork(self._runner.network, [names.index(name) for name in common])
 
     def observe(self, observer: Callable[[BatchReport], None]) -> None:
-        """Register a function that the computing thread calls with a report of each batch."""
+        """Register a function that a model thread calls with a report of each batch."""
         with self._lock:
             self._observers = [*self._observers, observer]
 
@@ -260,6 +260,6 @@ class ServedModel:
         self.close()
 
     def report(self, report: BatchReport) -> None:
-        """Pass the report of a computed batch to the observers."""
+        """Pass the report of a batch to the observers."""
         for observer in self._observers:
             observer(report)

@@ -1,4 +1,4 @@
-"""OpenAPI description of a model server's HTTP interface, and an HTML page for people."""
+"""OpenAPI description of a model server's HTTP interface, and an HTML page about it."""
 
 from __future__ import annotations
 

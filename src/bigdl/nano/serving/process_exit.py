@@ -1,4 +1,4 @@
-"""Forced exit of a server process after its grace period, and output to a closed pipe."""
+"""Forced exit of a server process after its grace period, and safe printing to a closed pipe."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class ModelRepository:
         return versions
 
     def index(self) -> list[dict[str, str]]:
-        """Return the name, version, state and reason of all models, including failed ones."""
+        """Return the name, version and state of all models, and the reason for each failure."""
         entries = {
             (each.name, each.version): {
                 "name": each.name,
@@ -225,7 +225,7 @@ class ModelRepository:
     def lease(
         self, name: str, version: str | None = None, key: str | None = None
     ) -> Iterator[Deployment]:
-        """Keep a version of a model loaded for the duration of a request.
+        """Context manager that keeps a version of a model loaded for the duration of a request.
 
         Parameters
         ----------
@@ -337,7 +337,7 @@ class ModelRepository:
     # -- loading -------------------------------------------------------------------------------
 
     def add(self, name: str, model: ServedModel, version: str = "1") -> Deployment:
-        """Add a model, or replace the one with this name and version.
+        """Add a model, or replace the model with this name and version.
 
         Parameters
         ----------

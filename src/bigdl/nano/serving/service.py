@@ -36,7 +36,7 @@ class InFlightBytes:
 
     @contextmanager
     def reservation(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that sets how many bytes one request holds.
+        """Context manager that yields a function to reserve memory, in bytes, for one request.
 
         The function raises an :class:`OverloadError` if all requests together would exceed the
         limit. The bytes are released when the block ends.
@@ -113,7 +113,7 @@ class InferenceService:
 
     @property
     def ready(self) -> bool:
-        """True if the server is not shutting down and has a model, unless it needs none."""
+        """True if the server is not shutting down and has at least one model, if it needs any."""
         return not self.draining and (not self._needs_models or bool(self.repository.names()))
 
     def check_access(self, authorization: str | None, purpose: str = INFER) -> None:
@@ -175,7 +175,7 @@ class InferenceService:
     def trace_request(
         self, model: str, version: str | None, protocol: str
     ) -> Iterator[RequestTrace]:
-        """Record metrics and an OpenTelemetry span of one inference request, even if it fails."""
+        """Context manager that records metrics and an OpenTelemetry span of one request."""
         begin, request_trace = time.perf_counter(), RequestTrace(self)
         code = "cancelled"
         with self.metrics.request(), self._span(f"{protocol} infer {model}", request_trace):
@@ -210,7 +210,7 @@ class RequestTrace:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Record the duration of the block as a stage of the request."""
+        """Context manager that records its duration as a stage of the request."""
         begin = time.perf_counter()
         yield
         assert self.deployed is not None

@@ -70,7 +70,7 @@ class _StageHistogram:
 
 
 class ServingRun:
-    """Metrics of a server while a ``with`` block runs, as rows and as a chart.
+    """Context manager that samples a server's metrics, available as rows and as a chart.
 
     In a notebook it shows its chart.
 

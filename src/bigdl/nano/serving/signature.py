@@ -188,7 +188,7 @@ def check_rows(rows: int, most_rows: int | None) -> None:
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs of a model, in the order in which it takes and returns them.
+    """Inputs and outputs of a model, in the model's order.
 
     Attributes
     ----------

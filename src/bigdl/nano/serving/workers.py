@@ -208,7 +208,7 @@ class PeerWorkers:
         return replies
 
     def close(self) -> None:
-        """Stop answering requests of the other workers."""
+        """Stop answering requests from the other workers."""
         self._is_open = False
         self._ended.set()
         for end in (self._listener.close, lambda: os.unlink(self._path(self.worker.number))):
@@ -345,7 +345,7 @@ class Workers:
         )
 
     def _supervise(self) -> None:
-        """Replace workers that end or whose heartbeat stops.
+        """Replace workers that exit or whose heartbeat stops.
 
         The kernel ends a worker together with the thread that started it, so this thread runs until
         :meth:`stop`.

@@ -1,4 +1,4 @@
-"""Replacement of Keras classes by Nano's, on request."""
+"""Functions that replace Keras classes by Nano's classes and restore them."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -21,7 +21,7 @@ _OF_TRAINING = ("optimizer", "run_eagerly", "jit_compile", "steps_per_execution"
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """Return the arguments of a model's ``compile`` call; empty if it was not compiled."""
+    """Return a model's ``compile`` arguments, or an empty dict if it was not compiled."""
     config = getattr(model, "_compile_config", None)
     if not getattr(model, "compiled", False) or config is None:
         return {}

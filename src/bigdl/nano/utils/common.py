@@ -159,7 +159,7 @@ def get_affinity_core_num() -> int:
 def schedule_processors(
     num_workers: int, cores_per_worker: int | None = None
 ) -> list[dict[str, str]]:
-    """Return one environment per worker, in which Intel's OpenMP pins it to separate cores.
+    """Return one environment per worker that makes Intel's OpenMP pin the worker to its cores.
 
     GNU's OpenMP, which PyTorch's wheels include, only reads ``OMP_NUM_THREADS``;
     :func:`bigdl.runtime.launch.launch` pins its workers with any OpenMP runtime.

@@ -421,7 +421,7 @@ def _holds_layers(value: Any) -> bool:
 
 
 def _unbuilt(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Return a built layer, or a copy of an unbuilt one, so that trials do not share its shapes."""
+    """Return the layer if it is built, else a copy, so that trials do not share built layers."""
     return layer if layer.built else type(layer).from_config(layer.get_config())
 
 

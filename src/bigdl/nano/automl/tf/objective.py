@@ -95,7 +95,7 @@ class Target:
         return cls(name, direction, mode)
 
     def of_history(self, history: Mapping[str, Sequence[float]]) -> float:
-        """Return the metric's value from the history of a training.
+        """Return the metric's value from the history of a training run.
 
         Raises
         ------
@@ -220,7 +220,7 @@ class _EpochReports(keras.callbacks.Callback):
 
 @contextmanager
 def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
-    """Yield a function that reports an epoch's metric and returns True to prune the trial.
+    """Context manager that yields a function to report a metric and check whether to prune.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
 
 
 def _report_remotely(address: str, value: float, epoch: int) -> Any:
-    """Report an epoch's metric to the process of the trial."""
+    """Report an epoch's metric to the process that runs the trial."""
     with ServerProxy(address) as process:
         return process.should_prune(value, epoch)
 

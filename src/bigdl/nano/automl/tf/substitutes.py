@@ -23,7 +23,7 @@ _is_chosen = ContextVar("is_chosen", default=False)
 
 
 def substitutes(models: Mapping[str, type]) -> Iterator[tuple[ModuleType, str, Any]]:
-    """Yield ``(module, name, replacement)`` for the names in ``bigdl.nano.tf`` to replace.
+    """Yield ``(module, name, replacement)`` for each name to replace in ``bigdl.nano.tf``.
 
     Parameters
     ----------

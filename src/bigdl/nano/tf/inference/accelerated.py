@@ -192,12 +192,12 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def _rebuilt(
         self, results: list[np.ndarray], convert: Callable[[np.ndarray], object] | None = None
     ) -> object:
-        """Nest flat results like the original's results, with `convert` applied if it is set."""
+        """Nest flat results like the original model's results; apply `convert` to each if set."""
         declared = self._declared(results)
         return self.nano_outputs.rebuild(map(convert, declared) if convert else declared)
 
     def _in_a_graph(self, leaves: list) -> object:
-        """Run the model as one operation of a TensorFlow graph, such as that of ``evaluate``."""
+        """Run the model as one operation of a TensorFlow graph, e.g. the graph of ``evaluate``."""
         ports = self.nano_ports
 
         def run(*arrays: np.ndarray) -> list[np.ndarray]:

@@ -294,7 +294,7 @@ def _leaves(x: Any, inputs: KerasCallSignature) -> list[np.ndarray]:
 
 
 def _is_batched(features: object, inputs: KerasCallSignature) -> bool:
-    """Return True if an element is a batch; single rows have one dimension less than the input."""
+    """Return True if an element is a batch; single rows have one dimension fewer than the input."""
     ranks = [np.ndim(leaf) for leaf in flatten(features)[0]]
     return any(rank >= len(port.shape) for rank, port in zip(ranks, inputs.ports, strict=False))
 

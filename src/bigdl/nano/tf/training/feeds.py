@@ -255,7 +255,7 @@ def _runs_python(content: bytes) -> bool:
 
 
 def _spooled(batches, spec, steps, folder) -> KerasDatasetFeed:
-    """Compute all batches, write them to a file, and return a feed that reads the file."""
+    """Write all batches to a file, and return a feed that reads the file."""
     path, spec = write_batches(batches, folder, spec)
     if spec is None:
         raise UsageError("The generator yields nothing; give at least one batch", code="data-empty")

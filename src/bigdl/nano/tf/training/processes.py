@@ -165,7 +165,7 @@ def _feeds(arguments: Mapping[str, Any], folder: Path) -> dict[str, Feed]:
 
 
 def _split(x: object, y: object, weight: object, fraction: float) -> tuple[tuple, tuple]:
-    """Split off the last rows for validation, as Keras does; return both parts."""
+    """Split off the last rows for validation, as in Keras; return training and validation data."""
     leaves, structure = flatten((x, y, weight))
     if not leaves or not 0 < fraction < 1:
         raise UsageError(
