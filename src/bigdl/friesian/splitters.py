@@ -198,7 +198,7 @@ class Splitter(ABC):
 
     @abstractmethod
     def _marked(self, frame: DataFrame) -> Iterator[tuple[DataFrame, Any]]:
-        """Yield each fold: rows with a column ``_TEST`` (null: unused), and the start or None."""
+        """Yield folds: rows with a ``_TEST`` column (null: unused), and the start time or None."""
 
     def _with_whole_sessions(self, marked: DataFrame) -> DataFrame:
         if self.session_col is None:
@@ -428,7 +428,7 @@ class GlobalTime(Splitter):
 
     @staticmethod
     def _after(moment: Any) -> Any:
-        """Return the smallest time after `moment`."""
+        """Return the earliest time after `moment`."""
         if isinstance(moment, datetime.datetime):
             return moment + datetime.timedelta(microseconds=1)
         if isinstance(moment, datetime.date):
@@ -582,7 +582,7 @@ def k_core(
     user_col: str = "user",
     item_col: str = "item",
 ) -> Filtered[Frame]:
-    """Drop users and items with fewer than k rows, repeatedly until all have k rows.
+    """Drop users and items with fewer than k rows, repeatedly until all have at least k rows.
 
     Filter training rows only. If test rows decide what is dropped, the filter leaks them to the
     model.

@@ -1,4 +1,4 @@
-"""Executor ``arrow``, for operators on Arrow batches of Parquet files, on Spark or locally.
+"""Executor ``arrow``: runs operators on Arrow batches of Parquet files, on Spark or locally.
 
 For operators on groups, rows with the same key are shuffled. Every piece of the data writes one
 file, in which each bucket is one row group. A bucket is then read from all files, so its rows keep
@@ -79,7 +79,7 @@ class Host(AbstractContextManager):
 
     @abstractmethod
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Call `function` on each item; return its results, or UsageErrors, in item order."""
+        """Call `function` on each item; return the results or UsageErrors, in item order."""
 
     def close(self) -> None:
         """Release the resources of the host."""
@@ -113,7 +113,7 @@ class SparkTasks(Host):
 
 
 class LocalWorkers(Host):
-    """Host that calls the function in local worker processes; a context manager that stops them.
+    """Host that calls the function in local worker processes, which stop when the context exits.
 
     Parameters
     ----------

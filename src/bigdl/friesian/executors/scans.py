@@ -64,7 +64,7 @@ def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Merge small batches, so that repeated values are computed once."""
+    """Merge small batches, so that a function runs once per distinct value of a merged batch."""
     kept: list[pa.RecordBatch] = []
     for batch in batches:
         kept.append(batch)

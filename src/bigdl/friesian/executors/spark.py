@@ -1,4 +1,4 @@
-"""Executor ``catalyst``: runs the operators of tables and pipelines as Spark plans."""
+"""Executor ``catalyst``: runs the operators of tables and pipelines as Spark query plans."""
 
 from __future__ import annotations
 

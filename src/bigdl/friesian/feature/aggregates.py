@@ -67,7 +67,7 @@ class AggregateEncoders(Table):
         max: float = 1.0,
         clip: bool = False,
     ) -> Self:
-        """Scale numbers by minimum and maximum values that were learned from other data.
+        """Scale numbers by minimum and maximum values that were computed from other data.
 
         Parameters
         ----------
@@ -94,7 +94,7 @@ class AggregateEncoders(Table):
         return self._clone(run_operator(self.df, operator, {"extremes": extremes}))
 
     def quantile_edges(self, columns: str | list[str], parts: int) -> dict[str, list[float]]:
-        """Return edges of bins with about equally many rows, for :meth:`cut_bins`.
+        """Return the edges of bins with about the same number of rows each, for :meth:`cut_bins`.
 
         Parameters
         ----------
@@ -313,7 +313,7 @@ class AggregateEncoders(Table):
         target_cols: str | list[str] | None = None,
         drop_cat: bool = True,
     ) -> Self:
-        """Add target encodings that were learned from other data.
+        """Add target encodings that were computed from other data.
 
         Parameters
         ----------

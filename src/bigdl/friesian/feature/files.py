@@ -29,7 +29,7 @@ _MODES = ("append", "overwrite", "error", "errorifexists", "ignore")
 
 
 class TableOutput:
-    """Base class of tables, which hold a Spark DataFrame and collect and write its rows.
+    """Base class of tables: holds a Spark DataFrame, and collects and writes its rows.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ class TableOutput:
 
 
 def _is_same_in_arrow(dtype: str) -> bool:
-    """Return True if Arrow gives the same Python objects as Spark rows do."""
+    """Return True if values of a type become the same Python objects in Arrow as in Spark rows."""
     dtype, _ = column_types.innermost(dtype)
     return column_types.is_number(dtype) or column_types.is_text(dtype) or dtype == "boolean"
 

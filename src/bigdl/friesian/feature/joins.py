@@ -72,7 +72,7 @@ class JoinMethods(Table):
     def join_as_of(
         self, table: Table, on: str | list[str], time_col: str = "time", ttl: float | None = None
     ) -> Self:
-        """Join each row with the latest row of another table that is not later than it.
+        """Join each row with the latest row of another table at or before the time of the row.
 
         No later value leaks into a row.
 

@@ -1,4 +1,4 @@
-"""Tables that encoders learn: ids of values, and target encodings of categories."""
+"""Tables that fitted encoders return: ids of values, and target encodings of categories."""
 
 from __future__ import annotations
 

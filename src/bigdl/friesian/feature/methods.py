@@ -390,7 +390,7 @@ class FeatureMethods(CellMethods):
         max_len: int = 100,
         num_seqs: int = 2147483647,
     ) -> Self:
-        """Add columns with the earlier values of `cols` of the same user to each record.
+        """Add columns with the user's earlier values of `cols` to each row.
 
         Parameters
         ----------
@@ -463,7 +463,7 @@ class FeatureMethods(CellMethods):
         user_col: str | None = None,
         popularity: float | None = None,
     ) -> Self:
-        """Insert copies of each record, with random negative items, before the record.
+        """Insert copies of each row, with random negative items, before the row.
 
         Parameters
         ----------

@@ -99,7 +99,7 @@ class FeaturePipeline(FeatureMethods):
         return self.with_operator(Select(as_names(as_list(cols), "cols")))
 
     def filter(self, condition: str) -> Self:
-        """Keep the rows for which a SQL expression holds; on Spark tables only."""
+        """Keep the rows for which a SQL expression is true; supported on Spark tables only."""
         return self.with_operator(Filter(check_string(condition, "condition")))
 
     def min_max_scale(
@@ -124,7 +124,7 @@ class FeaturePipeline(FeatureMethods):
         out_cols: str | list[str] | None = None,
         drop: bool = True,
     ) -> Self:
-        """Assign numbers to bins with about equally many rows.
+        """Assign numbers to bins with about the same number of rows each.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class FeaturePipeline(FeatureMethods):
         out_cols: str | list[str] | None = None,
         counts: None = None,
     ) -> Self:
-        """Add the counts of categories that ``fit`` learns; see :meth:`FeatureTable.count_encode`.
+        """Add category counts of the data passed to ``fit``; see :meth:`FeatureTable.count_encode`.
 
         `counts` of other data are not supported; passing them raises an error.
         """
@@ -219,7 +219,7 @@ class FeaturePipeline(FeatureMethods):
     def _learn(
         self, schema: Schema, compute: Callable[[Program], dict[tuple[int, str], Any]]
     ) -> Self:
-        """Fit all steps with the statistics that `compute` returns; return this pipeline.
+        """Fit all operators with the statistics that `compute` returns; return this pipeline.
 
         Parameters
         ----------
@@ -503,7 +503,7 @@ class FeaturePipeline(FeatureMethods):
 
     @classmethod
     def load(cls, path: str) -> Self:
-        """Load a saved pipeline; this needs neither Spark nor Java.
+        """Load a FeaturePipeline that :meth:`save` wrote; this needs neither Spark nor Java.
 
         Parameters
         ----------
@@ -533,7 +533,7 @@ class FeaturePipeline(FeatureMethods):
         return FeatureSchema({name: _feature(field) for name, field in fields.items()})
 
     def explain(self) -> str:
-        """Describe the steps as text: inputs, outputs, executors and fitted state.
+        """Describe the operators as text: inputs, outputs, executors and fitted state.
 
         Returns
         -------
@@ -578,7 +578,7 @@ def _frame(table: Any) -> DataFrame:
 def _program(
     steps: Sequence[Operator], schema: Schema, states: dict[int, State]
 ) -> tuple[Program, list[FittedOperator]]:
-    """Return the program for the next pass over the data, and operators with their input fields."""
+    """Return the program of the next pass over the data, and operators with their input schemas."""
     program: Program = []
     fitted: list[FittedOperator] = []
     unknown: set[str] = set()

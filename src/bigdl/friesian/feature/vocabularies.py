@@ -161,7 +161,7 @@ class VocabularyEncoders(Table):
         keep_most_frequent: bool = False,
         broadcast: bool = True,
     ) -> tuple[Self, StringIndex | list[StringIndex]]:
-        """Learn vocabularies and encode: :meth:`gen_string_idx`, then :meth:`encode_string`.
+        """Learn and apply vocabularies: :meth:`gen_string_idx`, then :meth:`encode_string`.
 
         Returns
         -------

@@ -337,7 +337,7 @@ def _rows_of(reco: pa.Table, truth: pa.Table, options: ListOptions) -> _RankedRo
 
 
 def _repeated(pairs: np.ndarray) -> np.ndarray:
-    """Return a mask of rows whose user and item pair occurs in an earlier row."""
+    """Return a mask of rows whose user-item pair occurs in an earlier row."""
     order = np.argsort(pairs, kind="stable")
     later = _starts(pairs[order]) != np.arange(len(pairs))
     result = np.zeros(len(pairs), dtype=bool)
@@ -391,7 +391,7 @@ def _without_repeated(rows: _RankedRows) -> _RankedRows:
 
 
 def _pair_counts(rows: _RankedRows) -> Callable[[int, int | None], np.ndarray]:
-    """Return a function that counts each user's pairs of a hit and a miss ranked below it.
+    """Return a function that counts, per user, pairs of a hit and a miss at a later rank.
 
     For each hit with fewer than k misses above it, the function adds k minus those misses, for at
     most the first ``limit`` hits.

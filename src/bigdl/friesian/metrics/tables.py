@@ -140,7 +140,7 @@ def ids(table: pa.Table, column: str, what: str) -> pa.ChunkedArray:
 
 
 def sorted_codes(*columns: pa.ChunkedArray) -> tuple[pa.Array, list[np.ndarray]]:
-    """Return the sorted distinct values of columns, and the index of each element in them."""
+    """Return the sorted distinct values of columns, and each element's index in these values."""
     values = pc.unique(pa.chunked_array([chunk for each in columns for chunk in each.chunks]))
     values = values.take(pc.sort_indices(values))
     return values, [index_in(each, values) for each in columns]

@@ -1183,7 +1183,7 @@ class InterestLoss(nn.Module):
         self.weight = float(weight)
 
     def forward(self, output: Tensor, *rest: Tensor) -> Tensor:
-        """Return the mean loss; `rest` holds the target, after the interest loss in training."""
+        """Return the mean loss; `rest` is the target, preceded in training by the interest loss."""
         *interests, target = rest
         target = target.reshape(output.shape).to(output.dtype)
         loss = F.binary_cross_entropy(output, target)

@@ -344,7 +344,7 @@ class Quantiles(Statistic):
     shares: tuple[float, ...] = (0.5,)
 
     def _of_columns(self, columns: list[Values]) -> tuple[np.ndarray, np.ndarray]:
-        """Return sampled values and the number of rows that each represents."""
+        """Return sampled values and the number of rows that each value represents."""
         column = decoded(columns[0]).drop_null()
         numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
         numbers = np.sort(numbers[~np.isnan(numbers)])

@@ -112,7 +112,7 @@ class Filter(TableOperator):
 
     @property
     def reads(self) -> list[str]:
-        """List of the SQL condition alone, because only Spark can parse the column names in it."""
+        """One-element list of the SQL condition, because only Spark can parse its column names."""
         return [self.condition]
 
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:

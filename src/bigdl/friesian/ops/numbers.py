@@ -589,7 +589,7 @@ class OneHotEncode(Operator):
         return [name for name in names if self.keep_original_columns or name not in self.columns]
 
     def _order(self, names: Iterable[str], cells: Sequence[OutputColumn]) -> list[str]:
-        """Return the output column names; indicators take the position of their column."""
+        """Return the output column names; indicators take the position of their source column."""
         kept, order = set(self._kept(names)), []
         for name in names:
             order += [name] if name in kept else []

@@ -1,4 +1,4 @@
-"""Base classes of operators, their cell functions, and the statistics that they learn from.
+"""Base classes of operators, of their cell functions and of the statistics for fitting.
 
 An :class:`Operator` holds the arguments of one method. :meth:`Operator.cells` takes the fields of
 the input columns and, if the operator learns, its state. It returns the output columns, each with
@@ -44,7 +44,7 @@ class ColumnMapping(Protocol):
 
 @dataclass(frozen=True)
 class Statistic:
-    """Base class of statistics of columns that operators learn from, such as value counts.
+    """Base class of column statistics that operators are fitted with, such as value counts.
 
     Executors replace `columns` by the names that these columns have in their data.
 
@@ -223,7 +223,7 @@ class OutputColumn:
 
 @dataclass(frozen=True)
 class Operator:
-    """Base class of operators, which record a feature table method call with JSON arguments.
+    """Base class of operators; each records a feature table method call with JSON arguments.
 
     An operator that learns nothing only needs :meth:`cells`. An operator that learns also needs
     :meth:`requests` and :meth:`fit_state`.
@@ -254,7 +254,7 @@ class Operator:
 
     @property
     def reads(self) -> Sequence[str] | None:
-        """Columns that the arguments name, including columns that the operator only learns from.
+        """Columns named in the arguments, including columns that are read only for fitting.
 
         None if the arguments name no columns; the operator then reads all suitable columns.
         """
@@ -273,11 +273,11 @@ class Operator:
         """
 
     def requests(self, before: Schema) -> dict[str, Statistic]:
-        """Check the columns; return the statistics that the operator learns from, by name."""
+        """Check the columns; return the statistics needed to fit the operator, by name."""
         return {}
 
     def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
-        """Return the state that the operator learns from the results of :meth:`requests`."""
+        """Return the fitted state, computed from the results of :meth:`requests`."""
         return {}
 
     def hides_columns(self, before: Schema) -> bool:
@@ -305,9 +305,9 @@ class Operator:
         return replace(df, columns).drop(*self.dropped)
 
     def split_for_arrow(self, state: State) -> tuple[Operator | None, Operator | None]:
-        """Return the part of the operator to run in Arrow batches, and the remaining part.
+        """Return an operator to run in Arrow batches, and an operator for the remaining work.
 
-        Either part is None if it is empty.
+        Either operator is None if it has no work.
         """
         return None, self
 
@@ -417,7 +417,7 @@ class FittedOperator:
 
 @dataclass(frozen=True)
 class StatisticsQuery:
-    """Statistics that one operator requests from the data that reaches it.
+    """Statistics that one operator requests about its input data.
 
     Attributes
     ----------

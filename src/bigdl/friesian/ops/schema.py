@@ -128,7 +128,7 @@ class FeatureSchema(dict[str, Feature]):
 
     @classmethod
     def from_json(cls, text: str) -> FeatureSchema:
-        """Parse the JSON string that :meth:`to_json` returned."""
+        """Create a FeatureSchema from the JSON string that :meth:`to_json` returned."""
         features = json.loads(text).items()
         return cls({n: Feature(**each | {"shape": tuple(each["shape"])}) for n, each in features})
 

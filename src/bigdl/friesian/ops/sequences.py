@@ -85,7 +85,7 @@ class AddHistSeq(Operator):
         }
 
     def _order(self, names: Any) -> dict[str, str | None]:
-        """Return the output columns in order, each with the source column of a history or None."""
+        """Return output columns in order: a history with its source column, others with None."""
         histories = {f"{name}_hist_seq": name for name in self.cols}
         order: dict[str, str | None] = {}
         for name in names:

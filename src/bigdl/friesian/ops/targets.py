@@ -165,7 +165,7 @@ def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
 
 
 def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
-    """Return `df` with a fold column of 0 to kfold - 1, unless it has one."""
+    """Add a column of fold numbers from 0 to kfold - 1, unless `df` already has `fold_col`."""
     if fold_col in df.columns:
         rule = "fold_col should be integer type"
         require_type(
@@ -385,7 +385,7 @@ class TimeStatistics(TargetStatistics):
 
     @cached_property
     def _earlier(self) -> dict[str, list[float | None]]:
-        """Codes of unknown categories by target: the user's mean, or the mean before each fold."""
+        """Codes of unknown categories by target: the passed mean, or the mean before each fold."""
         return {
             target: [self.means[target]] if target in self._chosen_means else self._means_before(i)
             for i, target in enumerate(self.targets)

@@ -314,7 +314,7 @@ def encode_tokens(
     sort: bool,
     smallest: bool,
 ) -> DataFrame:
-    """Split strings at `separator`, and replace each by an array of the ids of its values.
+    """Split strings at `separator`, and replace each string by an array of the ids of its values.
 
     Values without an entry are left out. A cell without any known value becomes null.
 

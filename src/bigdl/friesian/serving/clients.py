@@ -41,7 +41,7 @@ class ClientOptions(TypedDict, total=False):
 
 
 class ServiceClient(GrpcClient):
-    """Connection to one service; a context manager that closes it.
+    """gRPC connection to one service, which closes when the context exits.
 
     Parameters
     ----------

@@ -251,7 +251,7 @@ class Config:
 
 
 def read_config(path: str | os.PathLike) -> Config:
-    r"""Read a YAML configuration file.
+    r"""Read a YAML configuration file and return a Config.
 
     Parameters
     ----------

@@ -155,7 +155,7 @@ def _in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> N
 
 
 class HttpServer:
-    """HTTP interface of a recommender, served by a thread; a context manager that stops it.
+    """HTTP server of a recommender in a thread; as a context manager, it stops on exit.
 
     Parameters
     ----------

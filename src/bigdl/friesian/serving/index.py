@@ -46,7 +46,7 @@ _OPTIONS: dict[str, dict[str, int | None]] = {
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidate items of several users, concatenated, best first per user.
+    """Concatenated candidate items of several users, best first for each user.
 
     Attributes
     ----------
@@ -319,7 +319,7 @@ class ItemIndex:
     # -- changing ---------------------------------------------------------------------------------
 
     def add_item(self, item_id: int, vector: ArrayLike) -> None:
-        """Add an item, or replace its vector; later searches see it."""
+        """Add an item, or replace its vector; later searches use the new vector."""
         self.add_items([item_id], [vector])
 
     def add_items(self, ids: Ids, vectors: ArrayLike | Sequence[ArrayLike]) -> None:
@@ -378,7 +378,7 @@ class ItemIndex:
             done.set_result(None)
 
     def swap(self, other: ItemIndex) -> None:
-        """Replace the contents by those of another index; running searches keep the old contents.
+        """Switch to the contents of another index; running searches keep the old contents.
 
         Parameters
         ----------
@@ -448,7 +448,7 @@ class ItemIndex:
     def load(
         cls, path: str | os.PathLike, threads: int = 1, rebuild_after: int = 4096
     ) -> ItemIndex:
-        """Load a saved index.
+        """Load an ItemIndex that :meth:`save` wrote.
 
         Parameters
         ----------
@@ -505,7 +505,7 @@ def _search_allowed(
     seen: list[np.ndarray] | None,
     allowed: np.ndarray,
 ) -> Candidates:
-    """Search only the allowed items, by computing the scores of all of them."""
+    """Search only the allowed items, by computing the score of each allowed item."""
     positions = np.searchsorted(state.ids, allowed)
     positions[positions == len(state.ids)] = 0
     is_in_base = state.ids[positions] == allowed if len(state.ids) else np.zeros(len(allowed), bool)
@@ -536,7 +536,7 @@ def _best(
 
 
 def best_first(ids: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the indices of the `k` best scores, best first; of equal scores, the smaller id first.
+    """Return the indices of the `k` best scores, best first; equal scores are ordered by id.
 
     Parameters
     ----------

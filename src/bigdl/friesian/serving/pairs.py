@@ -323,7 +323,7 @@ class PairScores:
     def _requested(
         self, split: _SplitModel, users: np.ndarray, candidates: Candidates
     ) -> _Requested:
-        """Look up cached user-side outputs; read the features of users without them."""
+        """Look up cached user-side outputs; read the features of users without cached outputs."""
         with_candidates = np.flatnonzero(candidates.counts)
         counts, ids = candidates.counts[with_candidates].tolist(), users[with_candidates]
         table, columns = self._tables[0], self._columns[0]
@@ -426,7 +426,7 @@ class PairScores:
         ]
 
     def _transformed(self, columns: dict[str, Column], side: int) -> dict[str, Column]:
-        """Run the pipeline on user or item columns only, with filler for the other columns."""
+        """Run the pipeline on user or item columns only, with placeholders in the other columns."""
         assert self._pipeline is not None
         other = 1 - side
         rows = len(next(iter(columns.values())))

@@ -78,7 +78,7 @@ _BATCHING = ("max_batch_size", "max_delay_ms", "instances")
 
 
 class Serving:
-    """All services of one configuration; a context manager that stops them.
+    """Context manager that runs all services of one configuration, and stops them on exit.
 
     Parameters
     ----------
@@ -362,7 +362,7 @@ class Serving:
 
     @property
     def _models(self) -> InferenceService:
-        """Ranking models, which are also served by the Open Inference Protocol."""
+        """Ranking models, which are also served over the Open Inference Protocol."""
         config = self.config
 
         def make() -> InferenceService:
@@ -425,7 +425,7 @@ class Serving:
 
     @property
     def _computing_threads(self) -> int:
-        """Number of requests to compute at once: one per core, or more if requests mostly wait."""
+        """Number of requests to process at once: one per core, or more if requests mostly wait."""
         keys = self.config.values
         waits = ("features.url", "recall.url", "ranking.url", "ranking.max_batch_size")
         calls = ("recommender.prepare", "recommender.rerank")

@@ -208,7 +208,7 @@ class ServedRanker:
 
     @contextmanager
     def leased(self) -> Iterator[ServedModel | None]:
-        """Hold a model version for a request and yield it, or None if there is a shadow model.
+        """Context manager that leases a model version; yields None if there is a shadow model.
 
         A shadow has to receive the same requests as the model.
         """

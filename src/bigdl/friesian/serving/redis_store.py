@@ -340,7 +340,7 @@ def _host_and_port(text: str, port: int) -> tuple[str, int]:
 
 
 def open_store(location: str, prefix: str = "", keep: int = 2) -> FeatureStore:
-    """Open the feature store at a location.
+    """Open the EmbeddedStore in a folder or the RedisStore at a URL.
 
     Parameters
     ----------

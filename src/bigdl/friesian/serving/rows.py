@@ -148,7 +148,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Layout:
-        """Build the layout from the result of :meth:`to_json`."""
+        """Create a Layout from the result of :meth:`to_json`."""
         columns = [ColumnLayout(**each) for each in content["columns"]]
         return cls(content["id_column"], content["id_kind"], columns)
 
@@ -256,7 +256,7 @@ class StoredRows:
 
     @classmethod
     def of(cls, table: pa.Table, layout: Layout, what: str) -> StoredRows:
-        """Build the rows of an Arrow table; raise for duplicate ids or unsuitable values."""
+        """Build StoredRows from an Arrow table; raise for duplicate ids or unsuitable values."""
         needed = [layout.id_column, *layout.names]
         if missing := [name for name in needed if name not in table.column_names]:
             raise UsageError(
@@ -295,7 +295,7 @@ class StoredRows:
 
     @classmethod
     def merged(cls, parts: Sequence[StoredRows]) -> StoredRows:
-        """Merge several StoredRows; for a repeated id, keep the row of the last one."""
+        """Merge several StoredRows; for a repeated id, keep the row of the last part."""
         ids = np.concatenate([part.ids for part in parts])
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
@@ -322,7 +322,7 @@ class StoredRows:
 
     @classmethod
     def from_arrow(cls, batch: pa.RecordBatch, layout: Layout) -> StoredRows:
-        """Build the rows from the result of :meth:`to_arrow`, without a copy."""
+        """Create StoredRows from the result of :meth:`to_arrow`, without a copy."""
         blocks = []
         for i, (dtype, group) in enumerate(layout.blocks):
             values = batch[f"block{i}"].flatten().to_numpy()
@@ -348,7 +348,7 @@ class StoredRows:
 
     @classmethod
     def from_bytes(cls, ids: np.ndarray, rows: Sequence[bytes], layout: Layout) -> StoredRows:
-        """Build rows from the results of :meth:`to_bytes`, in the order of `ids`."""
+        """Create StoredRows from the results of :meth:`to_bytes`, in the order of `ids`."""
         size = layout.row_type.itemsize
         if any(len(row) < size for row in rows) or not (layout.others or _of_size(rows, size)):
             raise UsageError(
@@ -503,7 +503,7 @@ def _is_even(column: pa.Array, length: int) -> bool:
 def gather_features(
     layout: Layout, parts: Sequence[StoredRows], ids: np.ndarray, names: Sequence[str] | None
 ) -> Features:
-    """Return the rows of `ids` from several StoredRows, in order; later ones take precedence.
+    """Return the rows of `ids`, in order, from several parts; later parts take precedence.
 
     Parameters
     ----------

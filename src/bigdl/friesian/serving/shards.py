@@ -40,7 +40,7 @@ _REFUSALS = {"INVALID_ARGUMENT", "UNAUTHENTICATED", "OUT_OF_RANGE", "FAILED_PREC
 
 @dataclass(frozen=True)
 class Shard:
-    """Range of ids, and the addresses of the services that hold them.
+    """Range of ids, and the addresses of the services that hold the rows of these ids.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class _ShardReplica:
 
 @dataclass
 class _ReplicaSet:
-    """Replicas of one service of a shard; any one of them answers a request."""
+    """Replicas of one service of a shard; any replica can answer a request."""
 
     name: str
     each: list[_ShardReplica]
@@ -125,7 +125,7 @@ class _ReplicaSet:
     turn: itertools.count = field(default_factory=itertools.count)
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        """Call a function with each replica's client in rotation until one answers."""
+        """Call a function with each replica's client in rotation until a replica answers."""
         rpc_error = require("grpc", "serving").RpcError
         first, now = next(self.turn), time.monotonic()
         order = [self.each[(first + i) % len(self.each)] for i in range(len(self.each))]
@@ -389,7 +389,7 @@ class ShardedFeatures(_Sharded):
         return first - 1 if first > -(1 << 31) else last + 1
 
     def _from_any(self, function: Callable[[Any], Any]) -> Any:
-        """Call one shard after another until one answers."""
+        """Call one shard after another until a shard answers."""
         first = next(self._turn)
         for step in range(len(self.shards)):
             index = (first + step) % len(self.shards)

@@ -337,14 +337,14 @@ class _Progress:
 
     @property
     def late_reason(self) -> str:
-        """Reason for an answer that missed the deadline."""
+        """Reason why the batch missed its deadline."""
         if not self.stage:
             return "timed out waiting for a worker thread"
         return f"{self.stage} timed out"
 
 
 class StageRunner:
-    """Runs the stages on a batch of users, and always answers by the deadline.
+    """Runner that applies the stages to batches of users and always answers by the deadline.
 
     Parameters
     ----------

@@ -107,7 +107,7 @@ class FeatureStore(ABC):
 
     @abstractmethod
     def activate(self, version: int) -> None:
-        """Make a version the current one, atomically.
+        """Make `version` the current version, atomically.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class FeatureStore(ABC):
         id_cols: Mapping[str, str] | None = None,
         defaults: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> int:
-        """Write a new version of the store and make it the current one.
+        """Write a new version of the store and activate it.
 
         The previous version is kept for :meth:`rollback`; older ones are removed.
 
@@ -531,7 +531,7 @@ class EmbeddedStore(FeatureStore):
 
     @contextlib.contextmanager
     def _writer(self) -> Iterator[dict[str, Any]]:
-        """Yield the manifest for editing; commit it if the block ends without an error.
+        """Context manager that yields the manifest for editing, and commits it if no error occurs.
 
         Files that no version lists are removed: those of old versions, and those of writers that
         were killed or ran out of disk space.

@@ -70,7 +70,7 @@ def handler_of(
 
 
 def encode_arrow(batch: pa.RecordBatch) -> str:
-    """Encode a record batch as Base64 of an Arrow stream."""
+    """Encode a record batch as a Base64-encoded Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -78,7 +78,7 @@ def encode_arrow(batch: pa.RecordBatch) -> str:
 
 
 def encode_json(value: object) -> str:
-    """Encode a value as Base64 of JSON."""
+    """Encode a value as Base64-encoded JSON."""
     return base64.b64encode(json.dumps(value).encode()).decode("ascii")
 
 
@@ -192,7 +192,7 @@ def _has_bytes(dtype: pa.DataType) -> bool:
 
 
 def has_numbers(column: pa.Array) -> bool:
-    """Return True if a column holds numbers or booleans, or lists of them."""
+    """Return True if a column holds numbers, booleans, or lists of numbers or booleans."""
     dtype = column.type
     while (
         pa.types.is_list(dtype)
