@@ -127,7 +127,7 @@ class TableDataset(keras.utils.PyDataset):
 
 
 class _Steps(int):
-    """Number of steps per epoch, which compares as the remaining steps in a resumed epoch.
+    """Number of steps per epoch; ``<=`` uses the number of remaining steps in a resumed epoch.
 
     Keras reads the number once and compares with it before each step. If the data ends earlier,
     TensorFlow's training function counts an optimizer step that did not happen.

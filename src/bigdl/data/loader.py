@@ -655,7 +655,7 @@ class _EpochReader:
         return start, min(start + self._stride, self._loader.rows)
 
     def prepare(self, first: int, last: int) -> dict[int, Future[RecordStore]]:
-        """Load the shuffle windows of a range of steps and the next one; release earlier ones."""
+        """Load the shuffle windows of some steps and the next window; release earlier windows."""
         if not isinstance(self._order, WindowOrder) or self._loading is None:
             return {}
         low = self._order.number(self.bounds(first)[0])

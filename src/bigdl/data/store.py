@@ -329,7 +329,7 @@ def shared_path(key: Any, fields: Sequence[RecordField], rows: int, cache: str |
 
 
 class SharedStore:
-    """Store that all processes of a machine share: the first writes it, the others wait.
+    """Store that all processes of a machine share; the first process writes it, the others wait.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ _MAPPING = "delta.columnMapping."
 
 
 def is_table(path: str) -> bool:
-    """Return True: any folder with a ``_delta_log`` is a Delta table."""
+    """Return True, because any folder with a ``_delta_log`` is a Delta table."""
     return True
 
 

@@ -55,7 +55,7 @@ def open_files(urls: Sequence[str]) -> LakeTable:
 
 
 def _content_facts(system: Any, path: str) -> tuple:
-    """Return a file's size and a value that changes with it: its modification time or ETag."""
+    """Return a file's size and its modification time or ETag, to detect changed content."""
     info = system.info(path)
     keys = ("mtime", "ETag", "etag", "LastModified", "last_modified", "updated", "created")
     return info.get("size"), next((str(info[key]) for key in keys if info.get(key)), "")

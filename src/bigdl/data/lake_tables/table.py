@@ -188,7 +188,7 @@ class LakeTable:
             return [each for ranges in pool.map(ranges_of_file, self.files) for each in ranges]
 
     def _check(self, file: DataFile, schema: pa.Schema, names: Sequence[str]) -> None:
-        """Raise UsageError if a file lacks a column or has another type for it."""
+        """Raise UsageError if a file lacks a column or stores the column with another type."""
         for name in names:
             if name not in schema.names:
                 raise UsageError(

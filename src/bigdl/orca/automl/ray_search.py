@@ -1,4 +1,4 @@
-"""Search loop on Ray: Ray Tune runs the planned trials and their results are recorded.
+"""Search loop on Ray, which runs planned trials with Ray Tune and records their results.
 
 Tune starts trials, assigns resources and stops trials when its scheduler decides so.  It gets
 configurations from :class:`_TuneSearch` and reports results to it.  The results are written to
@@ -177,7 +177,7 @@ def _name(trial: Any) -> str:
 
 @contextlib.contextmanager
 def _search_actor(records: TrialRecords, job: TrialJob) -> Iterator[tuple[Any, str]]:
-    """Start the SearchActor; when it ends, the job is released from Ray's object store."""
+    """Context manager that runs the SearchActor, which keeps the job in Ray's object store."""
     this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     name = f"bigdl-search-{secrets.token_hex(8)}"
     actor_class = ray.remote(SearchActor).options(
@@ -192,7 +192,7 @@ def _search_actor(records: TrialRecords, job: TrialJob) -> Iterator[tuple[Any, s
 
 @contextlib.contextmanager
 def _preserve_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers that Tune changes."""
+    """Context manager that restores, on exit, the signal handlers that Tune changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

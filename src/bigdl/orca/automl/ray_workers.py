@@ -175,7 +175,7 @@ class TuneTrial(tune.Trainable):
         self._actor = None
 
     def _begin_if_needed(self) -> TrialRun:
-        """Begin the trial unless it has begun, with a peer in each further resource bundle."""
+        """Begin the trial unless it has begun, with one peer in every other resource bundle."""
         if not self._is_begun:
             reference: list = ray.get(self._actor.job.remote())
             self._job: TrialJob = ray.get(reference[0])
@@ -256,7 +256,7 @@ def _failure(call):
 
 @contextlib.contextmanager
 def _watch_peer_failures(calls: list, connection: AttemptChannel | None) -> Iterator[None]:
-    """Watch peers in a thread and notify rank 0 of failures that its sockets do not report.
+    """Context manager that notifies rank 0 of peer failures that its sockets do not report.
 
     If rank 0 does not react, its process exits and the trial is retried.
     """

@@ -146,7 +146,7 @@ class TrialRecords:
     # Planning -----------------------------------------------------------------------------------
 
     def plan(self, count: int, *, is_random: bool) -> None:
-        """Enqueue trials until `count` trials are ended or waiting.
+        """Enqueue trials until `count` trials have ended or are waiting.
 
         Interrupted and lost trials do not count as ended.  Finalists of an earlier run are selected
         again after all other trials have ended.
@@ -192,7 +192,7 @@ class TrialRecords:
         return self.goal.is_single and _FINALIST not in trial.user_attrs
 
     def begin(self, trial: Trial) -> dict[str, Any]:
-        """Return the trial's configuration from fixed values, drawn values and the sampler."""
+        """Return a trial's configuration: fixed values, drawn values and sampler suggestions."""
         return self.space.resolve(trial, self.seed, trial.user_attrs[_PLAN])
 
     # Outcomes of trials -------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def _is_amount(value: Any) -> bool:
 
 
 def search_folder(folder: Path, resume: bool | str) -> Path:
-    """Create the folder of a new search, or return that of the search to resume."""
+    """Create the folder of a new search, or return the folder of the search to resume."""
     if resume not in (True, False, "auto"):
         raise UsageError(
             f"resume must be True, False or 'auto', got {resume!r}",

@@ -315,7 +315,7 @@ def _describe(value: object) -> str:
 
 
 def from_ray(value: Any) -> Any:
-    """Convert a ``ray.tune`` search-space domain to BigDL's; return other values unchanged.
+    """Convert a ``ray.tune`` domain to a BigDL search space; return other values unchanged.
 
     Raises
     ------

@@ -115,7 +115,7 @@ class SearchGoal:
         *,
         known: Callable[[str], tuple[bool, str | None]] = lambda name: (False, None),
     ) -> SearchGoal:
-        """Create the goal from the arguments of ``fit``.
+        """Create a SearchGoal from the arguments of ``fit``.
 
         Parameters
         ----------

@@ -496,7 +496,7 @@ def active_spark_or_local() -> SparkCluster:
 
 
 def explained(frame: Any, extended: bool = False) -> str:
-    """Return the plan of a DataFrame as text."""
+    """Return the query plan of a DataFrame as text."""
     return frame._explain_string(extended=extended)
 
 
@@ -561,7 +561,7 @@ class ConnectValue:
 
 
 class _FileBytes:
-    """Form of ConnectBytes in a task: reads the bytes from a file of the session."""
+    """Unpickled ConnectBytes in a task, whose bytes are read from a file of the session."""
 
     def __init__(self, name: str):
         self._name = name
@@ -575,7 +575,7 @@ class _FileBytes:
 
 @dataclass
 class _PlanBytes:
-    """Form of ConnectBytes in a task: holds bytes that were sent in the query plan."""
+    """Unpickled ConnectBytes in a task, whose bytes were sent in the query plan."""
 
     value: bytes
 

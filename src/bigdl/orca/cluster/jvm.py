@@ -42,7 +42,7 @@ class SparkLost(UsageError):
 
 
 class JvmWatch:
-    """Monitor of a JVM that reports the end of the JVM as a :class:`SparkLost`.
+    """Monitor that reports the end of a JVM as a :class:`SparkLost` error.
 
     Parameters
     ----------

@@ -212,7 +212,7 @@ def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _importing(names: Sequence[str]) -> Iterator[None]:
-    """Import modules in another thread while the block runs."""
+    """Context manager that imports modules in another thread and joins the thread on exit."""
 
     def run() -> None:
         for name in names:
@@ -229,7 +229,7 @@ def _importing(names: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hadoop_jvm(environment: Mapping[str, str]) -> Iterator[Any]:
-    """Run a JVM with Spark's and Hadoop's classes, but without SparkContext, during the block.
+    """Context manager that runs a JVM with Spark's and Hadoop's classes but no SparkContext.
 
     Parameters
     ----------
@@ -652,7 +652,7 @@ def _stop_context(sc: SparkContext) -> None:
 
 @contextlib.contextmanager
 def _kill_unless_stopped(sc: SparkContext, seconds: float) -> Iterator[None]:
-    """Kill the JVM that this process started if its context does not stop in time."""
+    """Context manager that kills this process's JVM if the SparkContext does not stop in time."""
     process = vars(sc._gateway).get("proc") if getattr(sc, "_gateway", None) else None
     if process is None:
         yield

@@ -1,4 +1,4 @@
-"""Inspection of Spark plans and sessions with private APIs.
+"""Inspection of Spark query plans and sessions with private APIs.
 
 Each function returns a safe default if Spark's internals differ.  The environment variable
 ``BIGDL_NO_PLAN_INSPECTION=1`` makes every function return its default.
@@ -26,7 +26,7 @@ logger = logging.getLogger("bigdl.orca")
 
 
 def is_switched_off() -> bool:
-    """Return True if plan inspection is disabled."""
+    """Return True if the inspection of query plans is disabled."""
     return os.environ.get("BIGDL_NO_PLAN_INSPECTION", "") not in ("", "0")
 
 
@@ -125,7 +125,7 @@ _restore = contextlib.ExitStack()  # restores the levels of the loggers
 
 @contextlib.contextmanager
 def quiet(sc):
-    """Suppress the driver JVM's stack traces of failed tasks, which BigDL reports itself.
+    """Temporarily suppress the JVM's stack traces of failed tasks, which BigDL reports itself.
 
     Calls may overlap in several threads; the last one to exit restores the levels.
     """

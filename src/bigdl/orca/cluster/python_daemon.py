@@ -19,7 +19,7 @@ PRELOAD = "BIGDL_PRELOAD"
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules, ignoring failures; a worker that needs one raises the import error itself."""
+    """Import modules and ignore failures; workers that need a missing module raise the error."""
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's standard output
         for name in names:
             with contextlib.suppress(Exception):

@@ -137,7 +137,7 @@ class RayWatch:
 
     @classmethod
     def start(cls, cleanup: contextlib.ExitStack, directory: str) -> None:
-        """Watch the Ray that this process has just started, and stop when `cleanup` is closed."""
+        """Watch the Ray that this process has just started, until `cleanup` is closed."""
         from ray._private import worker
 
         node = getattr(worker, "_global_node", None)
@@ -202,7 +202,7 @@ def ray_loss() -> RayLost | None:
 
 @contextlib.contextmanager
 def ray_calls() -> Iterator[None]:
-    """Convert errors within the block to RayLost if this program's Ray is gone.
+    """Context manager that converts errors to RayLost if this program's Ray is gone.
 
     Raises
     ------
@@ -219,7 +219,7 @@ def ray_calls() -> Iterator[None]:
 
 
 def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]:
-    """Connect to a Ray until `cleanup` is closed, and return its address information.
+    """Connect to Ray until `cleanup` is closed, and return Ray's address information.
 
     Returns
     -------
@@ -321,7 +321,7 @@ _LONG = 200
 
 @contextlib.contextmanager
 def _shorten_raylet_messages() -> Iterator[None]:
-    """Shorten the raylet's messages about dead workers, which the job also reports."""
+    """Temporarily shorten raylet messages about dead workers, which the job also reports."""
     from ray._private import worker
 
     original = getattr(worker, "print_to_stdstream", None)
@@ -360,7 +360,7 @@ def _disconnect() -> None:
 
 
 def _kill_remaining_processes(directory: str) -> None:
-    """Kill the remaining processes of a Ray that this program started."""
+    """Kill the remaining processes of a Ray instance that this program started."""
     if supervisor.end_marked(directory):
         logger.warning("Ray's processes did not end by themselves and were killed")
 
@@ -560,7 +560,7 @@ def _start_nodes(cluster: SparkCluster, nodes: int, node_settings: dict) -> None
 
 
 def _await_slots(cluster: SparkCluster, nodes: int) -> int:
-    """Wait for the executors and return the number of slots, so each executor gets a task."""
+    """Wait for the executors, so that each one can get a task, and return the number of slots."""
     preferred = nodes * max(1, cluster.cores_per_node // cluster.threads_per_task)
     slots = cluster.await_slots(preferred)
     if not slots:

@@ -1,4 +1,4 @@
-"""Detection of Spark plans that only read columns of Parquet files."""
+"""Detection of Spark query plans that only read columns of Parquet files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Split = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Scan:
-    """Columns and files that a plan reads.
+    """Columns and files that a query plan reads.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Scan:
 
 
 def scan_of(df: DataFrame) -> Scan | None:
-    """Return the scan of a DataFrame, or None if the plan does more or cannot be inspected."""
+    """Return a DataFrame's scan, or None if its query plan does more or cannot be inspected."""
     if is_switched_off():
         return None
     try:

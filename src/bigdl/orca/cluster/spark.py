@@ -271,7 +271,7 @@ class SparkCluster:
 
     @contextlib.contextmanager
     def keep_tasks_local(self) -> Iterator[None]:
-        """Make Spark run tasks only on the executor with their data, however long it is busy.
+        """Temporarily run tasks only on executors that hold their data, even if these are busy.
 
         By default Spark moves them to another executor after 3 s, which fails if only one executor
         can read the data. A setting of the program is kept.
@@ -313,7 +313,7 @@ def active_context() -> SparkContext | None:
 
 @contextlib.contextmanager
 def spark_writing(what: str, path: str | os.PathLike) -> Iterator[None]:
-    """Convert write errors of Spark like :func:`~bigdl.common.storage.writing` for local writes.
+    """Context manager like :func:`~bigdl.common.storage.writing`, but for writes by Spark.
 
     Failed writers keep their deleted files open, so a full disk stays full until the JVM collects
     garbage. This triggers garbage collection in the driver's JVM; executors do it eventually.

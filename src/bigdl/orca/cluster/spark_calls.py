@@ -149,7 +149,7 @@ class SparkCall:
             self._remove(self._tag)
 
     def leaving(self) -> list[str]:
-        """Return ids of the executors that run its tasks and are being decommissioned."""
+        """Return ids of executors that run tasks of this call and are being decommissioned."""
         try:
             jvm = self._sc._jsc.sc()
             executors = {
@@ -328,7 +328,7 @@ def error_of(cause: str, location: str, rank: int = -1, code: str = UsageError.c
 
 @contextlib.contextmanager
 def users_errors(sc: SparkContext | None) -> Iterator[None]:
-    """Raise the original error of a user's function that fails in a job within the block.
+    """Context manager that raises the original error of a user's function that fails in a job.
 
     Otherwise Spark prints the failure of each task, retries the function several times, and adds
     Spark and Java frames to the error.
@@ -368,7 +368,7 @@ def users_errors(sc: SparkContext | None) -> Iterator[None]:
 
 
 class TaskWatch:
-    """Context manager that cancels jobs in its block if a task fails twice with the same error.
+    """Context manager that cancels jobs if a task fails twice with the same error.
 
     Such an error comes from a user's function.  Single failures, such as of the network, are left
     to Spark's retries.
@@ -403,7 +403,7 @@ class TaskWatch:
             self._sc.removeJobTag(self._tag)
 
     def wait_for_tasks(self) -> None:
-        """Wait for the tasks to end; tasks of a cancelled job outlive it."""
+        """Wait, with a timeout, for tasks to end; tasks can outlive a cancelled job."""
         until = time.monotonic() + SPARK_CANCEL_S
         while time.monotonic() < until and is_busy(self._sc, self._tag):
             time.sleep(DRIVER_LOOK_S)

@@ -210,7 +210,7 @@ def _start_request(directory, secret, java, cores, memory, executors, prefixes) 
 
 
 def _environment(environ: Mapping[str, str], home, conf, directory, java) -> dict[str, str]:
-    """Return the environment of the daemons; BigDL's values override those for other clusters."""
+    """Return environment variables of Spark's daemons, without settings for other clusters."""
     kept = {
         name: value
         for name, value in environ.items()

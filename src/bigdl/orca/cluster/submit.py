@@ -91,7 +91,7 @@ class ContextRequest:
 
     @property
     def packs_environment(self) -> bool:
-        """True if the Python environment of this process must be sent."""
+        """True if the Python environment of this process must be sent to the cluster."""
         return family(self.mode) == "yarn" and not (
             self.get("penv_archive") or self.python_on_nodes
         )
@@ -131,7 +131,7 @@ class Machine:
 
     @classmethod
     def of_this_process(cls, towards: tuple[str, int] | None = None) -> Machine:
-        """Describe this process, with its address on the route to the cluster."""
+        """Create a Machine for this process, with its address on the route to the cluster."""
         return cls(
             environ=dict(os.environ),
             python=sys.executable,
@@ -163,7 +163,7 @@ class Submission:
 
 
 def submission(request: ContextRequest, machine: Machine) -> Submission:
-    """Create Spark's configuration and, for a cluster mode, the submit command.
+    """Create a Submission: Spark's configuration and, for a cluster mode, the submit command.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def family(mode: str) -> str:
 
 
 def is_inside(mode: str, environ: Mapping[str, str]) -> bool:
-    """Return True if this process is the driver that a cluster mode has submitted."""
+    """Return True if this process is the driver of a program submitted in a cluster mode."""
     return environ.get(_MARKERS.get(mode, ""), "").lower() == "true"
 
 
@@ -586,7 +586,7 @@ _SHOWN_LINES = 20  # shown lines of the log of a driver that failed without a tr
 
 
 def _with_environment(request: ContextRequest, machine: Machine) -> Machine:
-    """Return `machine` with the packed Python environment, if it must be sent."""
+    """Return `machine`, with a packed Python environment if the cluster needs one."""
     if not request.packs_environment:
         return machine
     archive = packed_environment(conda_prefix(request.get("conda_name")))

@@ -238,7 +238,7 @@ def watch_ray_head(request):
 
 
 def end_marked(directory):
-    """Wait for a Ray's processes to end, kill the remaining ones, and remove Ray's directory.
+    """Wait for a Ray instance to end, kill its remaining processes and remove its directory.
 
     Returns
     -------
@@ -267,7 +267,7 @@ def remove(directory):
 
 
 def marked(directory):
-    """Return all processes, except this one, of the Ray that uses a directory."""
+    """Return all processes, except this one, of the Ray instance that uses a directory."""
     import psutil
 
     processes = []
@@ -279,7 +279,7 @@ def marked(directory):
 
 
 def has_mark(process, directory):
-    """Return True if a process belongs to the Ray that uses a directory.
+    """Return True if a process belongs to the Ray instance that uses a directory.
 
     Some Ray agents overwrite their environment with their title; they are recognized by their log
     files in the directory.
@@ -308,7 +308,7 @@ def start_child(command, environment, log, mode, signal_of_death, directory=None
 
 
 def stop(started):
-    """Terminate these processes, then kill all remaining descendants of this process."""
+    """Terminate the `started` processes, then kill all remaining descendants of this process."""
     import psutil
 
     for process in started:

@@ -152,12 +152,12 @@ def condition_of(error: Any) -> str:
 
 
 def arrow_schema(schema: StructType, timezone: str = "UTC") -> pa.Schema:
-    """Convert a Spark schema to an Arrow schema, with timestamps of a time zone."""
+    """Convert a Spark schema to an Arrow schema, with timestamps in the given time zone."""
     return pa.schema([(f.name, arrow_type(f.dataType, timezone)) for f in schema.fields])
 
 
 def arrow_type(type_: DataType, timezone: str = "UTC") -> pa.DataType:
-    """Convert a Spark type to an Arrow type, with timestamps of a time zone."""
+    """Convert a Spark type to an Arrow type, with timestamps in the given time zone."""
     from pyspark.sql.pandas.types import to_arrow_type
 
     if "timezone" in inspect.signature(to_arrow_type).parameters:

@@ -122,7 +122,7 @@ def _upload_jars(jvm: JVMView, files: Any) -> str:
 
 
 def _upload_once(jvm: JVMView, files: Any, name: str, write: Any) -> str:
-    """Upload a file atomically unless it exists, and return its address."""
+    """Upload a file atomically unless it was uploaded before, and return its address."""
     path = jvm.org.apache.hadoop.fs.Path
     folder = path(files.getHomeDirectory(), ".bigdl")
     target = path(folder, name)

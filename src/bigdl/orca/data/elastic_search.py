@@ -376,7 +376,7 @@ class _ElasticsearchSettings(dict[str, str]):
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
-        """Yield a client; convert server and connection errors within the block to UsageError."""
+        """Context manager that yields a client and converts the client's errors to UsageError."""
         urls, user = self.urls(), self["es.net.http.auth.user"]
         options: dict[str, Any] = {
             "headers": {k.removeprefix(_HEADER): self[k] for k in self if k.startswith(_HEADER)},

@@ -553,7 +553,7 @@ def _accept_any_path(function: Callable, position: int, local_path: Callable) ->
 
 @contextlib.contextmanager
 def _downloaded(path: str, overwrite: bool) -> Iterator[str]:
-    """Yield a temporary local copy of a remote file or directory."""
+    """Context manager that yields a temporary local copy of a remote file or directory."""
     with _temporary(path) as copy:
         get = get_remote_file_to_local if is_file(path) else get_remote_dir_to_local
         get(path, copy)
@@ -562,7 +562,7 @@ def _downloaded(path: str, overwrite: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _uploaded(path: str, overwrite: bool) -> Iterator[str]:
-    """Yield a temporary local path, and copy it to the remote path at the end."""
+    """Context manager that yields a local path and copies its content to a remote path on exit."""
     if not overwrite and exists(path):
         raise UsageError(
             f"{path!r} exists already; pass overwrite=True to replace it",
@@ -577,7 +577,7 @@ def _uploaded(path: str, overwrite: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _temporary(path: str) -> Iterator[str]:
-    """Yield a temporary local path with the base name, and thus the suffix, of `path`."""
+    """Context manager that yields a temporary local path with the base name of `path`."""
     with scratch_folder("file") as folder:
         yield os.path.join(folder, posixpath.basename(path.rstrip("/")) or "data")
 

@@ -67,7 +67,7 @@ class _ArrayShard(Shard):
 
 
 class RowsPart(TensorShard):
-    """Share of one worker in rows of which every worker holds a complete copy.
+    """One worker's share of rows of which every worker holds a complete copy.
 
     Worker `r` of `n` takes the rows `r`, `r + n`, ... of an epoch's order, so the workers' batches
     together equal the batches of a single worker.
@@ -107,7 +107,7 @@ class RowsPart(TensorShard):
 
 
 class LoaderPart(LoaderBatches):
-    """Share of one worker in the batches of a DataLoader; see :class:`RowsPart`."""
+    """One worker's share of the batches of a DataLoader; see :class:`RowsPart`."""
 
     def __init__(self, loader: DataLoader, worker: Worker):
         super().__init__(loader, worker.rank, worker.world_size)
@@ -157,7 +157,7 @@ def of_config(data: Any, config: dict[str, Any]) -> Any:
 
 
 def batch_size_of(config: Mapping[str, Any], data: object = None) -> int:
-    """Return the batch size of a loader, else the one in the configuration."""
+    """Return the loader's batch size if the data has one, else the configuration's batch size."""
     size = getattr(data, "batch_size", None) or config.get("batch_size", _BATCH_SIZE)
     return check_positive("batch_size of a configuration", size)
 
@@ -190,7 +190,7 @@ def trial_data(
     nulls_are_missing: bool = False,
     takes_categories: bool = False,
 ) -> Any:
-    """Convert the user's data to the form that trials read.
+    """Convert the user's data to TrialRows; return a loader or a function unchanged.
 
     Parameters
     ----------
@@ -331,7 +331,7 @@ def _on_ray(feed) -> Any:
 
 
 def _read(reader, *names: Any) -> tuple[TrialRows | None, UsageError | None]:
-    """Read all rows of a feed's plan in a Ray task; return the rows or the error."""
+    """Read all rows of a feed's input plan in a Ray task; return the rows or the error."""
     spec = SimpleNamespace(reader=reader, job=os.getpid(), active_jobs=(), world_size=1)
     with scratch_folder("rows") as folder:
         try:

@@ -75,7 +75,7 @@ class FeedGroup(Feed):
 
 
 def _combine_plans(plans: Sequence[InputPlan]) -> InputPlan:
-    """Combine the plans of inputs that the workers read themselves."""
+    """Combine the InputPlans of several inputs into one InputPlan."""
     closing = contextlib.ExitStack()
     for plan in plans:
         closing.callback(plan.close)

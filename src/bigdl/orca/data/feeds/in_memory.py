@@ -119,7 +119,7 @@ class ArrayFeed(PackedFeed):
         return InputPlan(None, read, folder.cleanup)
 
     def _prepare_on_ray(self, num_workers, name):
-        """Return a plan that stores one block per worker in Ray's object store."""
+        """Return an input plan that stores one block per worker in Ray's object store."""
         import ray
 
         blocks = [ray.put(self.part(rank, num_workers)) for rank in range(num_workers)]

@@ -235,7 +235,7 @@ class PackedFeed(ColumnFeed):
         name: str,
         reference: PackedFeed | None = None,
     ) -> InputPlan | None:
-        """Return the plan in which workers read the rows from files, or None if they cannot.
+        """Return an input plan in which workers read rows from files, or None if they cannot.
 
         Parameters
         ----------
@@ -282,7 +282,7 @@ def prepare_packed(
 
 
 def blocks_input(reader: Callable, blocks: Sequence[Sequence]) -> InputPlan:
-    """Return the plan of an input whose cells are tables in Ray's object store."""
+    """Return an input plan for cells that are tables in Ray's object store."""
 
     def read(batches, open_spool):
         import ray

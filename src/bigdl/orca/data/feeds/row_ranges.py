@@ -31,7 +31,7 @@ def plan_of_ranges(
     num_workers: int,
     name: str,
 ) -> InputPlan:
-    """Return a plan in which each worker reads a contiguous part of the rows.
+    """Return an input plan in which each worker reads a contiguous range of the rows.
 
     Parameters
     ----------

@@ -125,7 +125,7 @@ class SparkDataFrameFeed(PackedFeed):
         return sampler.take_from_frame(self.frame, partitions)
 
     def direct(self, name: str) -> InputPlan:
-        """Return the plan of a frame whose partitions are used as shards."""
+        """Return the input plan that uses the partitions of the frame as shards."""
         specs = self.specs
 
         def read(batches, open_spool):

@@ -34,7 +34,7 @@ def pandas_frame(table: LakeTable) -> pandas.DataFrame:
 def parts(
     table: LakeTable, slots: int, names: Sequence[str] | None = None
 ) -> tuple[Callable[[Sequence[RowRange]], pa.Table], list[list[RowRange]]]:
-    """Split a table into row ranges for tasks, and return a function that reads them.
+    """Split a table into row ranges for tasks; return a reader function and the row ranges.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ class RowGroups:
 
 @contextmanager
 def open_parquet(path: str, texts: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file; the columns `texts` are read as dictionary arrays.
+    """Context manager that opens a Parquet file and reads columns `texts` as dictionary arrays.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def open_parquet(path: str, texts: Sequence[str] | None = None) -> Iterator[pq.P
 
 @contextmanager
 def missing_file_explained(path: str) -> Iterator[None]:
-    """Convert FileNotFoundError to UsageError, for a file that was removed after planning.
+    """Context manager that converts the FileNotFoundError of a removed file to UsageError.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Encoding of column values as integers, with a vocabulary learned from all shards.
+"""Encoding of column values as integers, with a vocabulary collected from all shards.
 
 Numbers start at 1; 0 represents nulls and values outside the vocabulary.  The numbers depend only
 on the data: values are sorted, or with ``order_by_freq`` sorted by descending count and then by
@@ -58,12 +58,12 @@ class StringIndexer:
         self.indices: StringIndex | list[StringIndex] | None = None
 
     def setInputCol(self, inputCol: str | list[str]) -> StringIndexer:
-        """Set the columns, discard the learned vocabulary, and return this object."""
+        """Set the columns, discard the vocabulary, and return this object."""
         self.inputCol, self.indices = inputCol, None
         return self
 
     def fit_transform(self, shard: SparkXShards) -> SparkXShards:
-        """Learn the vocabulary of the columns and replace values with their numbers.
+        """Build the vocabulary of the columns and replace values with their numbers.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class StringIndexer:
         return encoded
 
     def transform(self, shard: SparkXShards) -> SparkXShards:
-        """Replace known values with the learned numbers, and unknown values with 0."""
+        """Replace known values with their numbers in the vocabulary, and unknown values with 0."""
         if self.indices is None:
             raise UsageError("Please call fit_transform first", code="not-fitted")
         return encode_string(shard, as_columns(self.inputCol, "inputCol"), self.indices)
@@ -93,7 +93,7 @@ def gen_string_idx(
     do_split: bool = False,
     sep: str = ",",
 ) -> StringIndex | list[StringIndex]:
-    """Learn the vocabularies of columns in one pass.
+    """Build the vocabularies of columns in one pass over the data.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def category_encode(
     keep_most_frequent: bool = False,
     broadcast: bool = True,
 ) -> tuple[Any, StringIndex | list[StringIndex]]:
-    """Learn the vocabularies of columns and encode the columns.
+    """Build the vocabularies of columns and encode the columns.
 
     Combines :func:`gen_string_idx` and :func:`encode_string`.
 

@@ -52,7 +52,7 @@ class Moments(NamedTuple):
 
 
 class _AffineTransform(NamedTuple):
-    """Linear function for each feature, whose value at `center` is exactly `base`."""
+    """Linear function of each feature that maps `center` exactly to `base`."""
 
     center: np.ndarray
     width: np.ndarray
@@ -61,13 +61,13 @@ class _AffineTransform(NamedTuple):
 
 
 class _Scaler(ABC):
-    """Base class of scalers that apply a linear function learned from :class:`Moments`."""
+    """Base class of scalers that apply a linear function computed from :class:`Moments`."""
 
     def __init__(self, inputCol: str | list[str] | None, outputCol: str | None):
         self.setInputOutputCol(inputCol, outputCol)
 
     def setInputOutputCol(self, inputCol: str | list[str] | None, outputCol: str | None) -> _Scaler:
-        """Set input and output columns, discard the learned function, and return this object."""
+        """Set input and output columns, discard the fitted parameters, and return this object."""
         self.inputCol, self.outputCol = inputCol, outputCol
         self._function: _AffineTransform | None = None
         return self
@@ -77,7 +77,7 @@ class _Scaler(ABC):
         """Return the linear function for the given moments."""
 
     def fit_transform(self, shard: SparkXShards) -> SparkXShards:
-        """Fit on all shards and add a column of scaled values.
+        """Fit the scaler to all shards and add a column of scaled values.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class _Scaler(ABC):
         return self.transform(shard)
 
     def transform(self, shard: SparkXShards) -> SparkXShards:
-        """Add a column of values scaled with the fitted function."""
+        """Add a column of values scaled with the fitted parameters."""
         if self._function is None:
             raise UsageError("Please call fit_transform first", code="not-fitted")
         columns, output = self._columns(shard), cast("str", self.outputCol)

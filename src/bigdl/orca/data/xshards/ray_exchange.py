@@ -73,7 +73,7 @@ class RayAddress:
 
     @classmethod
     def of(cls, cluster: RayCluster) -> RayAddress:
-        """Start a storage actor on each node; return the address at which tasks connect to Ray."""
+        """Start a storage actor on each node; return a RayAddress at which tasks connect to Ray."""
         start_stores(cluster)
         context = ray.get_runtime_context()
         key = secrets.token_hex(8)

@@ -111,7 +111,7 @@ _COMPUTING = "bigdl.xshards.computing"  # local property of a job
 
 @contextlib.contextmanager
 def computing(sc: SparkContext | None) -> Iterator[None]:
-    """Let jobs within the block report a failing function as a :class:`FailedShard`.
+    """Context manager in which jobs report a failing function as a :class:`FailedShard`.
 
     The task then does not fail. Otherwise Spark would retry the function several times and hide the
     error in Spark and Java stack traces.
@@ -127,7 +127,7 @@ def computing(sc: SparkContext | None) -> Iterator[None]:
 
 
 def with_failures(shards: Iterable) -> Iterable:
-    """Return a partition's shards; in jobs of :func:`computing`, an error becomes a FailedShard."""
+    """Return a partition's shards; within :func:`computing`, an error becomes a FailedShard."""
     return _with_failure(shards) if _task().getLocalProperty(_COMPUTING) else shards
 
 

@@ -102,7 +102,7 @@ class XShards(ABC):
     def load_pickle(
         path: str, minPartitions: int | None = None, *, trust: bool = False
     ) -> SparkXShards:
-        """Load shards that ``save_pickle`` wrote.
+        """Load SparkXShards that :meth:`SparkXShards.save_pickle` wrote.
 
         Unpickling can run arbitrary code.  ``save_pickle`` signs its files; files of other users
         and modified files are loaded only with ``trust=True``.
