@@ -110,7 +110,7 @@ def init_nncontext(
 def _starting(
     cluster_mode: str,
 ) -> Callable[[Callable[P, SparkContext]], Callable[P, SparkContext]]:
-    """Return a decorator that replaces a function's body with starting Spark in `cluster_mode`."""
+    """Return a decorator that replaces a function by one that starts Spark in `cluster_mode`."""
 
     def decorate(declared: Callable[P, SparkContext]) -> Callable[P, SparkContext]:
         signature = inspect.signature(declared)
@@ -129,7 +129,7 @@ def _starting(
 def _with_driver_on_cluster(
     function: Callable[P, SparkContext], cluster_mode: str
 ) -> Callable[P, SparkContext]:
-    """Return a variant of a function that also runs the driver on the cluster."""
+    """Return a variant of a function that runs the driver on the cluster as well."""
     start = _starting(cluster_mode)(function)
     start.__name__ = start.__qualname__ = f"{function.__name__}_cluster"
     start.__doc__ = f"""Call :func:`{function.__name__}` and run the driver on the cluster.
@@ -243,7 +243,7 @@ def init_spark_standalone(
 
 
 def stop_spark_standalone() -> None:
-    """Stop the standalone cluster that this process started, and its context.
+    """Stop the standalone cluster that this process started, and the cluster's SparkContext.
 
     Examples
     --------

@@ -102,7 +102,7 @@ def ClassNLLCriterion(
 
 
 def DistKLDivCriterion(size_average: bool = True, bigdl_type: str = "float"):
-    """Return ``torch.nn.KLDivLoss``, which takes log-probabilities; averages elements by default.
+    """Return ``torch.nn.KLDivLoss`` of log-probabilities, averaged over elements by default.
 
     Examples
     --------

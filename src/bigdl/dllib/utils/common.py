@@ -145,7 +145,7 @@ def get_dtype(bigdl_type: str) -> str:
 
 
 def to_list(a: Any) -> list:
-    """Return `a` if it is a list, else a list with only `a`.
+    """Return `a` if it is a list, else a one-element list that contains `a`.
 
     Examples
     --------

@@ -213,7 +213,7 @@ class InferenceModel:
         _refuse("Graphs of TensorFlow 1", advice, model_path)
 
     def _fill(self, make_copies: Callable[..., list], *parts: Any) -> InferenceModel:
-        """Build the copies with ``make_copies(count, *parts)``; Spark workers later do the same."""
+        """Build the copies with ``make_copies(count, *parts)``; Spark workers repeat this call."""
         return self._take(make_copies(self._count, *parts), (make_copies, *parts))
 
     def _take(self, copies: list, origin: tuple) -> InferenceModel:
@@ -265,7 +265,7 @@ class InferenceModel:
         return joined[0] if len(joined) == 1 else joined
 
     def distributed_predict(self, inputs, sc=None):
-        """Predict the elements of an RDD; each element is a batch as for :meth:`predict`.
+        """Run the model on every element of an RDD; elements are batches as for :meth:`predict`.
 
         Parameters
         ----------

@@ -104,7 +104,7 @@ def onnx_copies(count: int, data: bytes, *, threads: int | None = None) -> list[
 def openvino_copies(
     count: int, xml: bytes, weights: bytes, batch_size: int = 0, *, threads: int | None = None
 ) -> list[Copy]:
-    """Compile an OpenVINO network from the content of its two files; its copies share it."""
+    """Compile an OpenVINO network from its two files' content; all copies share the network."""
     require("openvino", "nano")
     from bigdl.nano.openvino import CompiledNetwork
     from bigdl.nano.openvino.network import read_network

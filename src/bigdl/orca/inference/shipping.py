@@ -41,13 +41,13 @@ class LoadedModel(Protocol):
 
 
 def cast_to_accepted(model: LoadedModel, batch: list) -> list:
-    """Cast a batch with the model's method ``accepted``; return it unchanged if there is none."""
+    """Cast a batch with the model's method ``accepted``, if the model has one."""
     accepted = getattr(model, "accepted", None)
     return batch if accepted is None else accepted(batch)
 
 
 class ModelBytes:
-    """A pickled model; loading it runs its author's code.
+    """A pickled model; unpickling it can run arbitrary code.
 
     Parameters
     ----------

@@ -200,7 +200,7 @@ def check_path(method: str, path: Any) -> str:
 
 
 def resolve_path(method: Callable, old: Mapping[str, Any], old_name: str, path: Any) -> str:
-    """Return the path argument of a call that uses its current or its BigDL 2.0 name."""
+    """Return the path that a call passed under its current or its BigDL 2.0 argument name."""
     return check_path(
         method.__name__, resolve_legacy_kwargs(method, old, {old_name: "path"}).get("path", path)
     )

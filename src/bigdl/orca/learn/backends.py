@@ -1,4 +1,4 @@
-"""Estimator backends: each selects a worker engine, a cluster and a gradient synchronization.
+"""Estimator backends, which select the worker engine, cluster and gradient synchronization.
 
 An Estimator's ``backend="spark"`` selects a registered :class:`Backend`. :func:`register_backend`
 registers another one for ``Estimator.from_torch(backend="mine")`` and
@@ -127,7 +127,7 @@ class Backend(ABC):
         return FailurePolicy.of(max_failures)
 
     def end_workers(self) -> None:  # noqa: B027  Spark tasks end by themselves
-        """End the idle workers."""
+        """Stop the idle workers."""
 
 
 class SparkBackend(Backend):

@@ -103,7 +103,7 @@ class PredictionRequest:
 
 
 class PredictingEstimator(ABC):
-    """Base class of Estimators that predict inputs of every type in distributed tasks."""
+    """Base class of Estimators that run prediction on every input type in distributed tasks."""
 
     # : name of the framework's extra in setup.py
     framework: ClassVar[str]
@@ -152,11 +152,11 @@ class PredictingEstimator(ABC):
         raise unknown_scores(output, "unknown")
 
     def _cluster(self, feed: Feed) -> Cluster:
-        """Return the cluster that runs the prediction tasks of an input."""
+        """Return the cluster that runs the prediction tasks for an input."""
         return active_spark()
 
     def _predict(self, data: Any, request: PredictionRequest) -> Any:
-        """Predict an input of any supported type."""
+        """Return predictions for an input of any supported type."""
         self._check_prediction(request)
         options = self._predict_options(request)
         feed = feed_of(data, options.feature_cols, None, options.config, framework=self.framework)
@@ -631,7 +631,7 @@ class TrainingEstimator(PredictingEstimator):
         return None if snapshot is None else snapshot.manifest.get("inputs")
 
     def shutdown(self) -> None:
-        """Release the broadcast model and end idle workers of the backend.
+        """Release the broadcast model and stop idle workers of the backend.
 
         DataFrames with predictions stay valid. Idle workers are Ray actors or local processes that
         wait for the next program.

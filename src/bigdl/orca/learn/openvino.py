@@ -72,7 +72,7 @@ class OpenvinoNetwork:
         )
 
     def for_call(self, input_cols: Sequence[str] | None, config: Mapping | None, threads: int):
-        """Return a copy with the arguments of one ``predict`` call.
+        """Return a copy of the network with the arguments of one ``predict`` call.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class _LoadedNetwork:
 
     @property
     def widths(self) -> list[int]:
-        """Sizes of the inputs' last dimensions, for all inputs where that size is static."""
+        """Distinct static sizes of the inputs' last dimensions; dynamic sizes are omitted."""
         shapes = [port.partial_shape for port in read_network(self._network.files).inputs]
         known = [s[-1] for s in shapes if s.rank.is_static and len(s) > 1 and s[-1].is_static]
         return list(dict.fromkeys(size.get_length() for size in known))
@@ -311,7 +311,7 @@ class OpenvinoEstimator(PredictingEstimator):
         *,
         output_cols: str | Sequence[str] | None = None,
     ):
-        """Return `data` with the network's outputs, computed lazily; all rows keep their order.
+        """Return `data` with the network's lazily computed outputs, in the original row order.
 
         Parameters
         ----------

@@ -138,7 +138,7 @@ class TorchMetric(ABC):
         """
 
     def merge(self, other_state: Mapping[str, torch.Tensor]) -> None:
-        """Merge another state into this one; its rows follow the rows of this state."""
+        """Merge another state into this one; append the other state's rows after this state's."""
         self.load_state(merge_states([self.state(), other_state], self.reductions))
 
 
@@ -435,7 +435,7 @@ def _leaves(batch: Any) -> Iterator[Any]:
 
 
 class CustomizedMetric(MergedMetric):
-    """Mean of a user function over batches, weighted by their numbers of rows.
+    """Mean of a user function over batches, weighted by the number of rows in each batch.
 
     If the function is a mean over rows, such as a loss, the result is the mean over all rows.
     Otherwise (a quantile, a correlation) the result depends on the batch size and the number of
@@ -512,7 +512,7 @@ def is_torchmetrics(value: object) -> bool:
 
 
 class TorchmetricsState(TorchMetric):
-    """Adapter of a ``torchmetrics.Metric`` copy to the TorchMetric interface.
+    """Adapter from a copy of a ``torchmetrics.Metric`` to the TorchMetric interface.
 
     Supported states are tensors reduced by sum, max or min, and concatenated lists. The result of
     the torchmetrics object's ``compute()`` is therefore exact.
@@ -576,7 +576,7 @@ _UPDATES = ".updates"  # not a valid attribute name, so no state has it
 
 
 def _nested_metrics(metric: Any) -> dict[str, Any]:
-    """Return a dict of key prefix to metric, for a metric and its components (as in ``a + b``)."""
+    """Return a metric and its components (as in ``a + b``) as a dict keyed by state key prefix."""
     import torchmetrics
 
     return {

@@ -90,7 +90,7 @@ class Estimator:
         runner_cores: int | None = None,
         backend: str = "spark",
     ) -> MXNetEstimator:
-        """Create an Estimator whose creator functions run in MXNet's environment and import mxnet.
+        """Create an Estimator whose creator functions run in MXNet's isolated environment.
 
         Parameters
         ----------
@@ -279,7 +279,7 @@ class MXNetEstimator:
         self._files = {WEIGHTS: read_bytes(model_path)}
 
     def shutdown(self) -> None:
-        """End the idle workers, which are Ray actors or local processes."""
+        """Stop the idle workers, which are Ray actors or local processes."""
         BACKENDS[self._backend].end_workers()
 
     def predict(self, data: Any, *args: Any, **options: Any) -> NoReturn:

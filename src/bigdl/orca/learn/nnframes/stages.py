@@ -124,7 +124,7 @@ def _getter(name: str) -> Callable:
     predictionCol=("Column that ``transform`` adds.", None),
 )
 class ModelParams(HasFeaturesCol, HasPredictionCol):
-    """Parameters of every stage with a model."""
+    """Spark ML parameters of all stages that hold a model."""
 
 
 @_with_params(
@@ -141,7 +141,7 @@ class ModelParams(HasFeaturesCol, HasPredictionCol):
     dataCacheLevel=("Accepted for compatibility, as ``cachingSample``.", None),
 )
 class TrainingParams(ModelParams, HasLabelCol, HasSeed):
-    """Parameters of every stage that trains."""
+    """Spark ML parameters of all stages that train a model."""
 
     def setDataCacheLevel(self, level: str, numSlice: int | None = None):
         """Accept a cache level for compatibility; it has no effect.
@@ -487,7 +487,7 @@ class _Storable(MLWritable, MLReadable):
 
     @abstractmethod
     def _saved(self) -> tuple[tuple, dict[str, Any]]:
-        """Return what to pickle: constructor arguments, and attributes set after construction."""
+        """Return constructor arguments, and attributes set after construction, for pickling."""
 
     def write(self):
         return StageWriter(self)
@@ -679,7 +679,7 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
     getOptimMethod = _option("optim")
 
     def setEndWhen(self, trigger: Trigger):
-        """Set the condition that ends training, instead of ``maxEpoch`` epochs.
+        """Set a condition that ends training, instead of the epoch limit ``maxEpoch``.
 
         ``MinLoss`` and ``MaxScore`` check the mean loss and the first metric at the end of every
         epoch. With them, a ``maxEpoch`` that was set explicitly remains a limit.
@@ -689,7 +689,7 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
     getEndWhen = _option("end_when")
 
     def setValidation(self, trigger, val_df, val_method, batch_size: int):
-        """Set the data and metrics to validate with after every epoch.
+        """Set the data and metrics of the validation that runs after every epoch.
 
         Parameters
         ----------
@@ -1020,7 +1020,7 @@ class NNClassifier(NNEstimator, ClassifierParams):
 
     @property
     def _is_binary(self) -> bool:
-        """True if the loss takes a single output, whose classes are always 0 and 1."""
+        """True if the loss takes a single output per row, so that the classes are 0 and 1."""
         return isinstance(self._criterion, nn.BCELoss | nn.BCEWithLogitsLoss)
 
     def _clearer_error(self, text):

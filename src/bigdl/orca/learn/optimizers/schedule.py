@@ -229,7 +229,7 @@ class Plateau(Scheduler):
 
 
 class SequentialSchedule(Scheduler):
-    """Sequence of schedules, each for its number of updates.
+    """Sequence of schedules, each used for a given number of updates.
 
     Each schedule starts from the final rate of its predecessor and counts updates from 0. The last
     schedule has no end.

@@ -124,7 +124,7 @@ class ClassifierModel:
 
 @dataclass(frozen=True)
 class ShippedClassifier:
-    """A shipped model whose outputs are converted in the tasks.
+    """A shipped model whose outputs the tasks convert to classes or probabilities.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Prediction for the rows of a Feed, which are DataFrame columns or shards of arrays.
+"""Prediction for the rows of a Feed, which holds DataFrame columns or shards of arrays.
 
 The Feeds (:mod:`bigdl.orca.data.feeds`) call the :class:`DistributedPredictor` on their rows.
 """
@@ -231,7 +231,7 @@ def _outputs(model, specs, frame, known) -> list[OutputSpec]:
 
 
 def _first_row(specs, frame):
-    """Return two copies of the first row without nulls as an Arrow batch, or None."""
+    """Return two copies of the first null-free row as an Arrow batch, or None if none exists."""
     from pyspark.sql import functions as F
 
     whole = frame
@@ -298,7 +298,7 @@ def predict_rows(
     take: Callable[[int, int], list],
     known: Sequence[OutputSpec] | None = None,
 ) -> list[tuple[str | None, np.ndarray]]:
-    """Predict rows batch by batch.
+    """Run the model on rows, batch by batch.
 
     Parameters
     ----------
@@ -355,7 +355,7 @@ def predict_columns(
     batch_size: int,
     known: Sequence[OutputSpec],
 ) -> list[np.ndarray]:
-    """Predict the rows of Arrow columns; return one array per output, or ``[]`` for zero rows."""
+    """Run the model on Arrow columns; return one array per output, or ``[]`` for zero rows."""
 
     def take(start, count):
         return decode_columns(specs, [column.slice(start, count) for column in columns])
@@ -384,7 +384,7 @@ def value_task(
     batch_size: int,
     convert: Callable[[ColumnSpec, Any], Any] = lambda _, array: array,
 ) -> Callable[[Iterable], Iterator]:
-    """Return a function for Spark's ``arrow_udf`` that predicts the rows of its Arrow arguments.
+    """Return a function for Spark's ``arrow_udf`` that runs the model on its Arrow arguments.
 
     Parameters
     ----------
@@ -500,7 +500,7 @@ def _outputs_without_rows(model: LoadedModel, columns: list[Column], known: list
 
 
 def predict_shard(model: LoadedModel, shard: Any, options: PredictOptions) -> Any:
-    """Predict the rows of a shard and return only the predictions.
+    """Return the predictions for the rows of a shard, without the shard's columns.
 
     Returns
     -------

@@ -73,7 +73,7 @@ _INTERVALS = {None: None, "batch": "step", "epoch": "epoch", "manual": "manual"}
 
 
 class TrainingOperator:
-    """Default training operator of BigDL 2.0, accepted without effect.
+    """Default training operator of BigDL 2.0, accepted for compatibility and ignored.
 
     Replace a custom operator with a :class:`~bigdl.orca.learn.pytorch.callbacks.MainCallback`:
     ``forward_batch`` is now ``on_iter_forward``, ``train_batch`` is now ``on_iter_forward`` and
@@ -253,7 +253,7 @@ class Estimator:
 
     @staticmethod
     def latest_checkpoint(checkpoint_dir: str) -> str:
-        """Return the latest complete checkpoint in a ``model_dir``, or its file ``last.ckpt``.
+        """Return the path of the newest complete checkpoint in a ``model_dir``, or ``last.ckpt``.
 
         Returns
         -------
@@ -756,7 +756,7 @@ Ray also RayXShards or a ray.data.Dataset
         accelerate: str | os.PathLike | None = None,
         output: str = "raw",
     ) -> Any:
-        """Return `data` with predictions, computed lazily; all columns and rows keep their order.
+        """Return `data` with lazily computed predictions, preserving all columns and the row order.
 
         Prediction uses the Estimator's precision, and the GPUs of a machine if it has any. Every
         output keeps its dtype, whatever the input type: an int64 id stays exact. float16 and
@@ -891,7 +891,7 @@ RayXShards or a ray.data.Dataset
         return self._shipped
 
     def _warn_once(self, sentence: str | None) -> None:
-        """Log a warning, unless it is None or this Estimator has already logged it."""
+        """Log a warning once per Estimator; do nothing if `sentence` is None."""
         if sentence is not None and sentence not in self._warned:
             self._warned.add(sentence)
             logger.warning(sentence)
@@ -912,7 +912,7 @@ RayXShards or a ray.data.Dataset
         return model
 
     def get_state_dict(self) -> dict:
-        """Return the epoch and the states of models, optimizers and schedulers, as lists."""
+        """Return a dict with the epoch and lists of model, optimizer and scheduler states."""
         snapshot = self._training.snapshot
         return full_state(self.get_model(), None if snapshot is None else whole(snapshot))
 
@@ -1079,7 +1079,7 @@ RayXShards or a ray.data.Dataset
     # -- summaries -----------------------------------------------------------------------------
 
     def set_tensorboard(self, log_dir: str, app_name: str) -> None:
-        """Record every step of the following fits, and write TensorBoard event files.
+        """Record values at every step of subsequent fits, and write TensorBoard event files.
 
         The files are written after each fit to ``<log_dir>/<app_name>/train`` and
         ``.../validation`` if tensorboard is installed; summaries are also recorded without it.
@@ -1101,7 +1101,7 @@ RayXShards or a ray.data.Dataset
         self._events = EventFiles(f"{log_dir.rstrip('/')}/{app_name}")
 
     def get_train_summary(self, tag: str | None = None) -> list | dict[str, list]:
-        """Return the recorded steps, after :meth:`set_tensorboard`.
+        """Return the values recorded at each step; requires :meth:`set_tensorboard` before the fit.
 
         Parameters
         ----------
@@ -1171,7 +1171,7 @@ RayXShards or a ray.data.Dataset
     # -- helpers -------------------------------------------------------------------------------
 
     def shutdown(self, force: bool = False) -> None:
-        """Release the broadcast models and end idle workers of the backend.
+        """Release the broadcast models and stop idle workers of the backend.
 
         DataFrames with predictions stay valid. Idle workers are Ray actors or local processes that
         wait for the next program.

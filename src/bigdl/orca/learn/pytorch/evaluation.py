@@ -202,7 +202,7 @@ class TorchRunner:
     call_hook = call
 
     def run_forward(self, forward: Callable[[], tuple], hook: str) -> None:
-        """Run a forward pass, through a hook of the MainCallback if there is one.
+        """Run a forward pass, through the MainCallback's hook if a MainCallback is set.
 
         Parameters
         ----------
@@ -266,7 +266,7 @@ class TorchRunner:
         return contextlib.nullcontext() if self._running is None else self._running.merged()
 
     def state_dict(self) -> dict:
-        """Return the epoch and the states of models, optimizers and schedulers, as lists."""
+        """Return a dict with the epoch and lists of model, optimizer and scheduler states."""
         self._check_not_sharded()
         state = {
             "epoch": self.position.epochs_with_metrics,
@@ -294,7 +294,7 @@ class TorchRunner:
 
 
 class WorkerBatches:
-    """Iterable with a length over one worker's batches, in the worker's row order.
+    """Sized iterable over one worker's batches, in the worker's row order.
 
     Parameters
     ----------
@@ -417,7 +417,7 @@ def evaluate_collectively(
 
 
 def _settle_losses(parts: Sequence[list], forward_pass: ForwardPass) -> str | None:
-    """Infer the loss reduction from all workers' results; select each worker's loss sum for it.
+    """Infer the loss reduction from all workers' results; select the matching loss sums.
 
     Returns
     -------

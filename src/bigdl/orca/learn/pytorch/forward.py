@@ -433,7 +433,7 @@ class ForwardPass(ABC):
         return ProbeResult(SUM if form.is_undivided else DIVISOR)
 
     def prediction(self, output: Any, takes: str) -> Any:
-        """Convert the output to what a metric takes, e.g. probabilities (`takes` of a TorchMetric).
+        """Convert the output to the input that a metric expects (`takes`), e.g. probabilities.
 
         If the loss takes logits, they are converted to probabilities or scores. If the output has a
         field ``logits``, the metric takes it.

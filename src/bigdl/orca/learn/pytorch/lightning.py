@@ -67,7 +67,7 @@ def overrides(model: Any, name: str) -> bool:
 
 
 def dropped_hooks(model: Any, *, has_loss: bool, in_driver: bool = False) -> str | None:
-    """Return a warning that names the module's hooks that a fit does not call, or None.
+    """Return a warning that lists the hooks not called by a fit, or None if there are none.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ _UNUSED = {
 
 
 def unused_hooks(model: Any, verb: str) -> str | None:
-    """Return a warning that names the hooks that prediction or evaluation does not call, or None.
+    """Return a warning that lists the hooks not called by prediction or evaluation, or None.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ class _Strategy:
 
 
 class WorkerTrainer:
-    """Replacement of Lightning's Trainer as ``self.trainer`` in an Orca worker.
+    """Replacement for Lightning's Trainer as ``self.trainer`` in an Orca worker.
 
     Parameters
     ----------
@@ -561,7 +561,7 @@ class ModuleMetrics:
 
     @contextlib.contextmanager
     def merged(self, sync: GradientSync) -> Iterator[None]:
-        """Return a context manager that sets the merged states of the metrics; a collective call.
+        """Temporarily set the metrics to states merged over all workers; a collective call.
 
         A metric that is reset inside the context stays reset.
         """
@@ -659,7 +659,7 @@ class LightningForward(ForwardPass):
             self._fx = before
 
     def begin_training(self) -> None:
-        """Switch the trainer to training before the batches of an epoch."""
+        """Switch the trainer to training mode before the batches of an epoch."""
         self.trainer.training, self.trainer.validating = True, False
 
     def begin_batch(self, batch: Any, index: int, rows: int) -> Any:

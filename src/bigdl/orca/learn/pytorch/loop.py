@@ -134,7 +134,7 @@ class Clipping:
 
 
 def _values(parameter):
-    """Return the elements of a gradient; for a sparse one, its coalesced values."""
+    """Return the elements of a gradient; for a sparse gradient, its coalesced values."""
     if not parameter.grad.is_sparse:
         return parameter.grad
     parameter.grad = parameter.grad.coalesce()
@@ -373,7 +373,7 @@ class OptimizerStep:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Current parameters of the optimizer that are replicated on all ranks."""
+        """The optimizer's current parameters that are replicated on all ranks."""
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         return parameters if self._tables is None else self._tables.without(parameters)
 
@@ -623,7 +623,7 @@ class TorchRows:
         self._is_open = True
 
     def left(self) -> np.ndarray | None:
-        """Return the ids of the epoch's remaining rows, or None before an epoch is open."""
+        """Return the ids of the epoch's remaining rows, or None before the first epoch starts."""
         if not self._is_open:
             return None
         first = self.plan.batch(self._state.position.batch, self._rank)[0]
@@ -685,7 +685,7 @@ class TorchStep(WorkerStep):
         return entry
 
     def _epoch_metrics(self) -> dict | None:
-        """Return the epoch's metrics over all workers, or None if no step was made."""
+        """Return the epoch's metrics over all workers, or None if no step was run."""
         return self.context.state.sums.all_reduce(self.context.sync)
 
     def _evaluate(self, data: BatchSource | VirtualSource) -> dict:
@@ -835,7 +835,7 @@ class TorchStep(WorkerStep):
         return True, update.step(is_last=is_last)
 
     def _nan_message(self) -> str:
-        """Return a message with the step at which the loss is nan and the columns with nan."""
+        """Return an error message with the step of the nan loss and the columns that hold nan."""
         position, settings, batch = (
             self.context.state.position,
             self.context.settings,

@@ -101,7 +101,7 @@ class TorchParameterLayerOptimizer:
         return self._optimizer.state_dict()["state"]
 
     def put_state(self, state: dict[int, dict]) -> None:
-        """Set the state of the given parameters; other states are kept."""
+        """Set the state of the given parameters; keep the state of all others."""
         for number, parameter in enumerate(trained_parameters(self._optimizer)):
             if number in state:
                 self._optimizer.state[parameter] = state[number]

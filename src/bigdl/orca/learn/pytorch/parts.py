@@ -63,7 +63,7 @@ def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model
 
 
 def is_lazy(model: torch.nn.Module) -> bool:
-    """Return True if the model has parameters without a size before its first forward pass."""
+    """Return True if the model has parameters whose size its first forward pass determines."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     return any(torch.nn.parameter.is_lazy(each) for each in tensors)
 
@@ -484,7 +484,7 @@ _FULL = (("optimizers", "optimizer.pt"), ("schedulers", "scheduler.pt"))
 
 
 def full_state(model: torch.nn.Module, snapshot: Checkpoint | None) -> dict[str, Any]:
-    """Return the epoch and the states of model, optimizer and scheduler in the 2.x format."""
+    """Return a dict of the epoch and model, optimizer and scheduler states in BigDL 2.x format."""
     files = {} if snapshot is None else snapshot.files
     epoch = 0 if snapshot is None else snapshot.position.epochs_with_metrics
     state: dict[str, Any] = {"epoch": epoch, "models": [model.state_dict()]}

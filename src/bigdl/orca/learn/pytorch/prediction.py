@@ -191,7 +191,7 @@ class _Predicting(torch.nn.Module):
 
 
 def _tensors(output):
-    """Convert arrays and lists of numbers, also in nested containers, to tensors.
+    """Convert all arrays and lists of numbers in a possibly nested output to tensors.
 
     Raises
     ------

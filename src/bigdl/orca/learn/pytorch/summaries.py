@@ -99,7 +99,7 @@ class EventFiles:
             )
 
     def write(self, train: dict, validation: dict) -> None:
-        """Write the summary rows that were not written before."""
+        """Write the summary rows that have not been written yet."""
         with contextlib.suppress(MissingExtraError):
             for folder_name, summaries in (("train", train), ("validation", validation)):
                 after = self._written[folder_name]

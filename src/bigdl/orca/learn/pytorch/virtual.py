@@ -120,7 +120,7 @@ class ShardBuffers(RunningState):
         super().__init__(model, sync)
 
     def restart(self) -> None:
-        """Set every shard's buffers to the model's current ones, which are equal on all ranks."""
+        """Set every shard's buffers to the model's buffers, which are equal on all ranks."""
         self._merged = self._of_model()
         self.rows = 0
         self.rows_of = [0] * self._shards
@@ -138,7 +138,7 @@ class ShardBuffers(RunningState):
 
     @contextlib.contextmanager
     def of_shard(self, number: int) -> Iterator[None]:
-        """Return a context manager that loads a shard's buffers, then saves their changes."""
+        """Temporarily load a shard's buffers into the model; store their new values on exit."""
         if not self._merged:
             yield
             return

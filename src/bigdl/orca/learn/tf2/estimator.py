@@ -522,7 +522,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         *,
         output: str = "raw",
     ) -> Any:
-        """Return `data` with predictions, computed lazily; all columns and rows keep their order.
+        """Return `data` with lazily computed predictions, preserving all columns and the row order.
 
         Parameters
         ----------
@@ -648,7 +648,7 @@ def _check_batch_size(batch_size: int | None, feed: Any) -> int | None:
 
 
 def _check_class_weight(table: Any) -> dict | None:
-    """Check that ``class_weight`` is None or a dict of class to number, and return it."""
+    """Check that ``class_weight`` is None or a dict from class to number, and return it."""
     if table is None:
         return None
     if not isinstance(table, dict) or not all(isinstance(v, int | float) for v in table.values()):

@@ -204,7 +204,7 @@ class KerasFiles(TrainingEstimator):
         sample_input: Any = None,
         **old: Any,
     ) -> None:
-        """Load a whole model that :meth:`save` or Keras wrote, in place of the creator.
+        """Load a whole model that :meth:`save` or Keras wrote; it replaces the model creator.
 
         The content of the file determines its format, whatever the name.
 

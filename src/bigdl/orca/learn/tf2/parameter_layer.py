@@ -114,7 +114,7 @@ def _flat(model: Any, widths: Sequence[int]) -> FlatModel:
 
 
 def _widths(model: Any, batch_rows: int) -> list[int]:
-    """Return each weight's row width if it is a table that a batch reads in part, else 0."""
+    """Return each weight's row width, or 0 unless a batch reads only some rows of the weight."""
     import keras
 
     if keras.backend.backend() != "tensorflow":  # other backends have no sparse gradients

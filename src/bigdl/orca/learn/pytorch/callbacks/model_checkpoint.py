@@ -219,7 +219,7 @@ class ModelCheckpoint(Callback):
         return self.check_path(epoch=entry["epoch"], iter=entry["global_step"])
 
     def check_path(self, **numbers: int) -> str:
-        """Return the checkpoint path of an epoch and step."""
+        """Return the checkpoint path for an epoch and step."""
         name = _FIELD.sub(
             lambda match: f"{match[1]}={format(numbers[match[1]], (match[2] or ':')[1:])}",
             self.filename,
