@@ -113,7 +113,7 @@ def _roles(metric: Callable[..., Any], target_words: Sequence[str]) -> tuple[str
 
 @dataclass(frozen=True)
 class AccuracyOptions:
-    """Accuracy arguments of ``quantize``; see its documentation for their meaning."""
+    """Arguments of ``quantize`` that define the accuracy goal; see ``quantize`` for details."""
 
     metric: Any = None  # of the framework, or a callable
     eval_func: Callable[[Any], float] | None = None
@@ -199,7 +199,7 @@ class AccuracyGoal:
         return cls(score, bool(higher), relative, absolute, options.max_trials, options.timeout)
 
     def drop(self, original: float, score: float) -> float:
-        """Return how much worse a score is than the original's; negative if it is better."""
+        """Return by how much a score is worse than the original's; negative if it is better."""
         return original - score if self.higher_is_better else score - original
 
     def allowed(self, original: float) -> float:

@@ -45,7 +45,7 @@ class DisagreementError(UsageError):
 
 
 class UnusableNetworkError(UsageError):
-    """Raised when a runtime rejects the network that one exporter produced."""
+    """Raised when a runtime rejects the network that an exporter produced."""
 
     code = "model-unsupported"
 
@@ -117,7 +117,7 @@ def build_and_check(
 
 
 def _as_computed(method: Method, options: BuildOptions) -> Method:
-    """Return the method with its precision replaced by the one in OpenVINO's options, if any."""
+    """Return the method, with its precision replaced if OpenVINO's options set another one."""
     if method.precision.quantized:
         return method
     hint = str((options.openvino_config or {}).get("INFERENCE_PRECISION_HINT", "")).lower()
@@ -260,7 +260,7 @@ def _is_explained(
     method: Method,
     scales: Mapping[str, float],
 ) -> bool:
-    """Return True if randomness or rounding of the original explains a difference."""
+    """Return True if randomness or rounding in the original model explains a difference."""
     again = source.original(probe.inputs)
     if again is None or difference(probe.expected, again, FP32.error_bound) is not None:
         if source.runs_code(model):

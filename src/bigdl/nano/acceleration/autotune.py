@@ -65,7 +65,7 @@ class AutotuneResult(NamedTuple):
 
     @classmethod
     def from_json(cls, content: Any) -> AutotuneResult | None:
-        """Build a result from :meth:`to_json` output; return None if the content is invalid."""
+        """Build an AutotuneResult from :meth:`to_json` output, or return None if invalid."""
         try:
             speedups = {
                 str(key): MedianInterval(*map(float, s)) for key, s in content["speedups"].items()
@@ -78,7 +78,7 @@ class AutotuneResult(NamedTuple):
 def choose(
     seconds: Mapping[str, Sequence[float]], plain: str, allowed: Iterable[str] | None = None
 ) -> AutotuneResult:
-    """Select the fastest variant, or the baseline unless another is faster by more than noise.
+    """Select the fastest variant if it beats the baseline by more than noise, else the baseline.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def cache_key(*facts: Any) -> str:
 
 
 def load_result(key: str) -> AutotuneResult | None:
-    """Return the cached result for a key, or None."""
+    """Return the cached AutotuneResult for a key, or None."""
     directory = cache_directory("choices")
     file = directory / f"{key}.json"
     try:

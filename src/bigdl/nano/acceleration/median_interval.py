@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 
 class MedianInterval(NamedTuple):
-    """Median of measurements, and their interval without the lowest and highest fifth.
+    """Median of measurements, with the interval that omits the lowest and highest fifth.
 
     For ten independent measurements, the interval contains the true median with probability 0.89.
 
@@ -33,7 +33,7 @@ class MedianInterval(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Return the median and interval of at least one measurement."""
+        """Return the MedianInterval of one or more measurements."""
         ordered = sorted(values)
         outer = len(ordered) // 5
         return cls(median(ordered), ordered[outer], ordered[-1 - outer])
@@ -43,6 +43,6 @@ class MedianInterval(NamedTuple):
         return self.low > (other.high if isinstance(other, MedianInterval) else other)
 
     def __format__(self, form: str) -> str:
-        """Format the median, followed by the interval in brackets if it has any width."""
+        """Format the median, followed by the interval in brackets if its width is not zero."""
         middle, low, high = (format(value, form) for value in self)
         return middle if self.low == self.high else f"{middle} ({low}–{high})"

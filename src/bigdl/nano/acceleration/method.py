@@ -61,7 +61,7 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Build options of a method, named as the keywords of ``trace``, ``quantize`` and ``build``.
+    """Options for building a model, named as the keywords of ``build``, ``trace`` and ``quantize``.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class BuildOptions:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], **others: Any) -> Self:
-        """Build options from keywords and ignore unknown keywords."""
+        """Create BuildOptions from keywords and ignore unknown keywords."""
         return replace(options_from_keywords(cls, keywords), **others)
 
 
@@ -131,7 +131,7 @@ Options = TypeVar("Options", bound="DataclassInstance")
 
 
 def options_from_keywords(options: type[Options], keywords: Mapping[str, Any]) -> Options:
-    """Build an options dataclass from keywords and ignore unknown keywords."""
+    """Create an options dataclass from keywords and ignore unknown keywords."""
     names = {each.name for each in fields(options)}.intersection(keywords)
     return options(**{name: keywords[name] for name in names})
 
@@ -635,7 +635,7 @@ def _of_variant(framework: str, accelerator: str | None, choice: MethodChoice) -
 
 
 def _with_flags(candidates: list[Method], choice: MethodChoice) -> Method:
-    """Return the method with the `use_ipex` and `channels_last` flags, or else the first method."""
+    """Return the candidate with the given `use_ipex` and `channels_last`, or else the first one."""
     flags = bool(choice.use_ipex), bool(choice.channels_last)
     fitting = (each for each in candidates if (each.ipex, each.channels_last) == flags)
     return next(fitting, candidates[0])
@@ -721,5 +721,5 @@ def refuse_inapplicable(name: str, arguments: Mapping[str, tuple[object, object]
 
 
 def check_threads(value: int | None) -> int | None:
-    """Check a number of threads and return it; accept None."""
+    """Check that a number of threads is valid or None, and return it."""
     return None if value is None else check_positive("thread_num", value)

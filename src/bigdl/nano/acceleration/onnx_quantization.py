@@ -346,7 +346,7 @@ def _quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[s
 
 
 def quantize_dynamically(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
-    """Quantize weights in advance, and activations with the ranges of each call.
+    """Quantize weights in advance, and activations at run time using their actual ranges.
 
     Linear layers, LSTMs and embeddings are quantized, convolutions are not.
     """

@@ -138,7 +138,7 @@ class OnnxNetwork:
         return [port.name for port in self.session.get_outputs()]
 
     def forbid_negative(self, positions: Iterable[int]) -> None:
-        """Make later calls reject negative integers in these inputs; record it in the ONNX file.
+        """Make later calls reject negative integers in these inputs; record this in the ONNX file.
 
         ONNX counts a negative index from the end; the original framework may reject it.
         """

@@ -40,7 +40,7 @@ _silent = SharedChange(_silence)
 
 
 def quiet() -> SharedChange:
-    """Return a context that hides warnings, log messages below errors and converters' output.
+    """Return a context manager that hides warnings, logs below ERROR and converters' output.
 
     Errors still raise exceptions. The settings are process-wide, so use it around conversions and
     not around inference. They are restored when the last thread leaves the context.

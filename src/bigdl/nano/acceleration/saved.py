@@ -30,7 +30,7 @@ _SIGNATURE = "signature: "
 
 
 class SavedMeta(dict[str, Any]):
-    """Content of ``nano_model_meta.yml``, with a check whether code files are trusted.
+    """Content of ``nano_model_meta.yml``, and a check of whether code files are trusted.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def open_saved_model(
     thread_num: int | None = None,
     trust: bool = False,
 ) -> Iterator[tuple[Path, SavedMeta]]:
-    """Open the directory of a saved model as a context.
+    """Context manager that opens the directory of a saved model.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ class SavedModel:
 
 
 def class_of(meta: Mapping, base: type, model: Any, framework: str) -> Any:
-    """Return the class of a saved model, which its metadata names.
+    """Return the class that the metadata of a saved model names.
 
     Raises
     ------
@@ -275,7 +275,7 @@ def _read_meta(file: Path, path: str | os.PathLike, trust: bool) -> SavedMeta:
 
 
 def _move_to_target(aside: Path, target: Path) -> None:
-    """Move a complete directory to the target; never delete a user's file or other directory."""
+    """Move a complete directory to the target; delete only the directory of an earlier model."""
     if target.is_dir() and not (target / META_FILE).exists() and any(target.iterdir()):
         for file in aside.iterdir():  # the target has other files of the user
             os.replace(file, target / file.name)

@@ -162,7 +162,7 @@ class Structure:
 
     @classmethod
     def from_json(cls, data: dict) -> Structure:
-        """Build a structure from the output of :meth:`to_json`.
+        """Build a Structure from the output of :meth:`to_json`.
 
         A container becomes a dict if the module of its class is not imported.
         """
@@ -336,7 +336,7 @@ class CallSignature:
 
     @classmethod
     def from_json(cls, data: Mapping, **others: Any) -> Self:
-        """Build a signature from the output of :meth:`to_json`."""
+        """Build a CallSignature from the output of :meth:`to_json`."""
         return cls(
             tuple(data["parameters"]),
             {name: Structure.from_json(s) for name, s in data["structures"].items()},
@@ -348,7 +348,7 @@ class CallSignature:
 
 
 def refuse_objects(structure: Structure, who: str) -> None:
-    """Raise UsageError if a nested value contains anything but tensors and plain constants.
+    """Raise UsageError if a nested value contains objects other than tensors and plain constants.
 
     An object may hold tensors of the sample, which would become constants.
 
@@ -410,7 +410,7 @@ def rows_of(batch: Any) -> int:
 
 
 def read(data: Iterable[BatchT], name: str = "The data") -> Iterator[BatchT]:
-    """Yield the elements of the user's data; raise UsageError if one cannot be read.
+    """Yield the elements of the user's data; raise UsageError if an element cannot be read.
 
     Raises
     ------
@@ -533,7 +533,7 @@ def _mapping(cls: type, fields: dict):
 
 
 def _find_class(path: str, container: str):
-    """Return a container class by name if its module is imported, else the name.
+    """Return a container class by name if its module is imported, else return the name.
 
     A file must not be able to name arbitrary code, so other classes are not returned.
     """

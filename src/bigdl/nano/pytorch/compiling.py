@@ -21,7 +21,7 @@ LEAST_GAIN = 1.05  # smallest speed-up for keeping compiled layers
 
 
 class InductorAutotuner:
-    """Autotuner that compiles a model's layers during a fit if that saves time.
+    """Autotuner that compiles a model's layers during a fit if compilation saves time.
 
     The first steps run without compilation. If 30 % of the remaining training time exceeds the
     compile time, the layers are compiled. If the compiled steps are not faster, the original code
@@ -57,14 +57,14 @@ class InductorAutotuner:
 
     @property
     def phase(self) -> str:
-        """Phase of the next training step, under whose name its duration is recorded."""
+        """Phase of the next training step, used as the key for the step's duration."""
         if not self._replaced.active:
             return AS_WRITTEN
         compiled = self._rates.steps(COMPILING) >= _COMPILING
         return COMPILED if compiled else COMPILING
 
     def begin(self, prefix: AutomaticPrefix) -> None:
-        """Decide before a step whether to compile or to restore the original code."""
+        """Decide before a training step whether to compile layers or restore the original code."""
         if self._chosen or prefix.is_building:
             return
         if self._replaced.active:

@@ -356,7 +356,7 @@ _DTYPE_FACTORIES = """
 def patch_dtype(
     from_dtype: str | torch.dtype = "fp64", to_dtype: str | torch.dtype = "fp32"
 ) -> None:
-    """Replace one floating-point dtype by another in programs that name it explicitly.
+    """Replace one floating-point dtype with another in programs that name it explicitly.
 
     This affects ``dtype=`` of functions that create tensors, ``.to(dtype)`` and methods named after
     the dtype such as ``.double()``, but not NumPy arrays.

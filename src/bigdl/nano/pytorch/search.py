@@ -258,7 +258,7 @@ class _TrainerObjective:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt on Ctrl-C, instead of Lightning's SystemExit."""
+    """Context manager that raises KeyboardInterrupt on Ctrl-C, not Lightning's SystemExit."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -327,7 +327,7 @@ class _EpochMetrics(Callback):
 
 
 def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for the trainers of trials, given those of the searching Trainer.
+    """Return the arguments for the trainers of trials, given those of the Trainer that searches.
 
     Parameters
     ----------
@@ -368,7 +368,7 @@ def _fastest(
     input_sample: object,
     acceleration: bool,
 ) -> tuple[str, float]:
-    """Return the fastest runtime of a model and its milliseconds per call.
+    """Return the name of a model's fastest runtime, and the milliseconds per call.
 
     Parameters
     ----------

@@ -190,7 +190,7 @@ class _FastStrategy(Strategy):
             self.compiler = self._inductor_autotuner(trainer)
 
     def _on_layout(self) -> None:
-        """Do nothing: in one process nothing depends on the memory format of the weights."""
+        """Do nothing, since nothing depends on the memory format of the weights in one process."""
 
     def _automatic_prefix(self, trainer: Trainer) -> AutomaticPrefix:
         chosen = any(isinstance(each, FrozenPrefixCallback) for each in _callbacks(trainer))

@@ -47,7 +47,7 @@ _BOUND = ("_fabric", "_steps", "_prefixes")
 
 
 def _wrap_train(train: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``train`` to start the processes first; inside a process, call it directly."""
+    """Wrap ``train`` to start the processes first, unless it is called inside one of them."""
 
     @functools.wraps(train)
     def launch(loop: TorchNano, *args: object, **kwargs: object) -> object:

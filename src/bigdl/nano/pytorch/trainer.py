@@ -55,7 +55,7 @@ from pytorch_lightning.utilities.types import (  # noqa: E402
 
 
 class _OptionalTrainerMethod(staticmethod):
-    """Static method that gets the trainer it is called on, if any, as keyword `trainer`."""
+    """Static method that receives as `trainer` the Trainer it is called on, if any."""
 
     def __get__(self, trainer: object, owner: type | None = None) -> Callable[..., torch.nn.Module]:
         function = super().__get__(trainer, owner)
@@ -231,7 +231,7 @@ class Trainer(pl.Trainer):
 
     @property
     def rates(self) -> StepRates:
-        """Durations of the last fit's steps, before and after parts of the model were accelerated.
+        """Durations of the last fit's steps, before and after layers were accelerated.
 
         Printing it shows a table; ``rates.rows()`` returns the values. If a part was accelerated,
         the fit logs the speed-up at its end.
@@ -539,7 +539,7 @@ class Trainer(pl.Trainer):
 
 
 def _with_steps(model: torch.nn.Module | None, trainer: Trainer) -> Any:
-    """Return a LightningModule whose steps call an accelerated model; return others unchanged.
+    """Wrap an accelerated model in a LightningModule with steps; return other models unchanged.
 
     It is a shallow copy of the original LightningModule in which ``self(x)`` calls the accelerated
     model. For a plain module, it is a copy of the LightningModule in which the trainer fitted it.
@@ -579,7 +579,7 @@ def _is_no_tip(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _without_tips() -> Iterator[None]:
-    """Hide Lightning's tips about installable packages."""
+    """Temporarily hide Lightning's tips about installable packages."""
     log = logging.getLogger(pl.utilities.rank_zero.__name__)
     log.addFilter(_is_no_tip)
     try:

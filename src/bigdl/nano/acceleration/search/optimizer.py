@@ -147,7 +147,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         data: ModelData,
         strict: bool = True,
     ) -> Model:
-        """Check the arguments, build the accelerated model, compare it and warn if it is slower."""
+        """Check arguments, build a model, compare it with the original and warn if it is slower."""
         model = resolve_placeholder(model)
         cls._check_model(model, method)
         method.require()
@@ -174,7 +174,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
 
     @classmethod
     def _check_model(cls, model: Any, method: Method | None = None) -> None:
-        """Raise UsageError if `model` has a wrong type, or is accelerated but must not be."""
+        """Raise UsageError if `model` has the wrong type, or is accelerated but must not be."""
         if not isinstance(model, cls._model_class):
             raise UsageError(
                 f"model should be a {cls._nouns[0]}. A {type(model).__name__} was given.",
@@ -291,7 +291,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         use_ipex: bool | None,
         accuracy_criterion: float | None,
     ) -> tuple[Model, str]:
-        """Return the best model with these properties, and a description of its method."""
+        """Return the best model with these properties and its method, e.g. "openvino + int8"."""
         results = self._searched("optimized model", "get_best_model")
         check_member("accelerator", accelerator, ACCELERATORS)
         check_member("precision", precision, (None, *PRECISIONS))
@@ -391,7 +391,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
                 path.write_text(render(results), encoding="utf-8")
 
     def _key(self, bench: Any, options: SearchOptions, data: Any) -> str | None:
-        """Return a digest of everything that affects the results; None disables the cache."""
+        """Return a digest of everything that affects the results, or None to disable the cache."""
         return None
 
     def _check_original(self, trial: Trial) -> None:

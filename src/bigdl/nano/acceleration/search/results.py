@@ -43,7 +43,7 @@ from bigdl.nano.acceleration.search.trial import LatencyMeasurement, SearchOptio
 def choose(
     known: Mapping[str, Method], everything: Collection[str], options: SearchOptions
 ) -> list[str]:
-    """Return the names of the methods to try, the original first.
+    """Return the names of the methods to try, starting with the original.
 
     ``search_mode="default"`` selects the default methods among `everything`, ``"all"`` selects
     `everything` and ``"extended"`` all `known` methods. ``accelerator``, ``precision`` and
@@ -223,7 +223,7 @@ class Results(UserDict[str, Trial]):
         return pandas.DataFrame(rows).drop(columns=["points", "stage"]).set_index("method")
 
     def keep(self, directory: Path) -> None:
-        """Write the trials to the models' directory and move it to a permanent path."""
+        """Write the trials to the models' directory and move this directory to a permanent path."""
         content = {
             "direction": self.direction,
             "objective": self.objective,
@@ -237,7 +237,7 @@ class Results(UserDict[str, Trial]):
 
     @classmethod
     def read(cls, directory: Path) -> Results | None:
-        """Read the results that :meth:`keep` wrote, or return None if they are unreadable."""
+        """Read the Results that :meth:`keep` wrote, or return None if they are unreadable."""
         try:
             content = json.loads((directory / _FILE).read_text(encoding="utf-8"))
             trials = [

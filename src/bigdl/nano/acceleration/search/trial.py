@@ -62,7 +62,7 @@ class Timing(NamedTuple):
 
 
 def time_against(original: Block, model: Block, runs: int) -> Timing:
-    """Time a model in alternation with the original.
+    """Time a model against the original in alternating rounds.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ class Bench(abc.ABC):
         return {key: value for key, value in vars(self).items() if key != "_source"}
 
     def session(self) -> AbstractContextManager:
-        """Return the context of a trial, e.g. the caller's threads and the model's mode."""
+        """Return a context manager for a trial that sets, e.g., threads and the model's mode."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -365,7 +365,7 @@ class LatencyMeasurement:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:
-        """Build a measurement from the dict that ``dataclasses.asdict`` and JSON produce."""
+        """Build a LatencyMeasurement from the dict that ``dataclasses.asdict`` and JSON produce."""
         spreads = {name: MedianInterval(*content[name]) for name in ("latency", "speedup")}
         return cls(**{**content, **spreads})
 
@@ -438,7 +438,7 @@ class Trial:
 
     @property
     def latency_spread(self) -> str | None:
-        """Interval of the latency as text."""
+        """Latency interval as text."""
         return _range_of(self.latency_low, self.latency_high, ".4g")
 
     @property
@@ -469,7 +469,7 @@ class Trial:
 
 
 def _difference(result: Any, reference: Any, others: Sequence[Any] = ()) -> float:
-    """Return the largest deviation from a reference, relative to its largest value.
+    """Return the largest deviation from a reference, relative to the reference's largest value.
 
     If the values of other samples are larger, the deviation is relative to their median maximum.
 

@@ -28,7 +28,7 @@ def should_selective_backprop(
     end: float = 0.9,
     interrupt: int = 2,
 ) -> bool:
-    """Return True if a batch should be pruned.
+    """Return True if selective backpropagation applies to a batch.
 
     Parameters
     ----------

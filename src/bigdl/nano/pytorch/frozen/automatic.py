@@ -77,7 +77,7 @@ class ErrorTolerance:
 
     @functools.cached_property
     def fp32(self) -> float:
-        """Largest accepted distance of an fp32 runtime's results from those of the modules.
+        """Largest accepted distance between the results of an fp32 runtime and of the modules.
 
         It is four times the modules' distance from float64 results, because the order of sums may
         differ.
@@ -165,7 +165,7 @@ class AutomaticPrefix:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Return a context in which to run one training step."""
+        """Context manager around one training step."""
         if self._done:
             yield
             return
@@ -278,7 +278,7 @@ class AutomaticPrefix:
         self._start(lambda build: build.prepare(self._bf16))
 
     def _start(self, work: Callable[[_SegmentBuild], None]) -> None:
-        """Run `work` on all segment builds in a thread; wait for it if `self._wanted` is True."""
+        """Run `work` on all segment builds in a thread; wait for the thread if `_wanted` is set."""
 
         def run() -> None:
             for build in self._builds:
@@ -360,7 +360,7 @@ class AutomaticPrefix:
 
     @property
     def phrase(self) -> str:
-        """Short description of the acceleration for the list of settings."""
+        """Short description of the frozen-layer acceleration, for the list of settings."""
         if self.segments:
             methods = " and ".join(dict.fromkeys(segment.method for segment in self.segments))
             reasons = [each.reason for each in self.segments if each.reason]
@@ -378,7 +378,7 @@ class AutomaticPrefix:
             self._report_state()
 
     def close(self) -> None:
-        """Stop at the end of training; restore the model and report the final state."""
+        """Stop the acceleration after training, restore the model and report the final state."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

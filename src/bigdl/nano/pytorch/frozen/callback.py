@@ -233,7 +233,7 @@ def _has_index(loader: object) -> bool:
 def _loader_of_features(
     trainer: Trainer, prefix: FrozenPrefix, loader: Any, directory: str | os.PathLike
 ) -> Any:
-    """Return a loader of cached features, or the original loader if they cannot be cached.
+    """Return a loader of cached features, or the original loader if features cannot be cached.
 
     Parameters
     ----------

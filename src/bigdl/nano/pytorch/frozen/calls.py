@@ -99,7 +99,7 @@ class Observation:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Return a context that records this thread's module calls."""
+        """Context manager that records this thread's module calls."""
         try:
             compiled = {m for m in self._model.modules() if _is_compiled(m)}
             within = {part for module in compiled for part in module.modules()}

@@ -140,7 +140,7 @@ def _collate(samples: list) -> tuple[torch.Tensor, list]:
 
 
 def _check_deterministic(dataset: Dataset) -> None:
-    """Raise UsageError if a dataset has random samples; if unknown, compare two reads of a few."""
+    """Raise UsageError if samples are random; if unknown, read a few samples twice and compare."""
     source = dataset
     while isinstance(source, Subset):
         source = source.dataset

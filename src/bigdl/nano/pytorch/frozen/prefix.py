@@ -225,7 +225,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         return not any(segment.intermediates_used for segment in segments)
 
     def build(self) -> None:
-        """Build all segments and replace the frozen modules by them."""
+        """Build all segments and replace the frozen modules with the segments."""
         self.release()
         inputs = self._calibration() if self.precision == INT8 else {}
         for segment in self.segments:
@@ -295,7 +295,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
             self.build()
 
     def attach(self) -> None:
-        """Replace the frozen modules by the built segments."""
+        """Replace the frozen modules with the built segments."""
         for segment in self.segments:
             segment.attach()
 

@@ -109,7 +109,7 @@ def why_impure(part: nn.Module, uses: dict[tuple[int, str], tuple[dict, str, Any
 
 
 def is_of_user(cls: type) -> bool:
-    """Return True for a user-defined class: not one of Python, torch or Lightning."""
+    """Return True for a user-defined class, i.e. one not from Python, torch or Lightning."""
     return cls.__module__.split(".")[0] not in _KNOWN
 
 
@@ -293,7 +293,7 @@ class RandomStateTrace:
         self._states = list(_random_states())
 
     def why_changed(self) -> str | None:
-        """Return a description of the random generator used since the snapshot, or None."""
+        """Return a message that names the random generator used since the snapshot, or None."""
         for (name, before), (_, now) in zip(self._states, _random_states(), strict=True):
             if before != now:
                 return f"it draws random numbers ({name})"

@@ -84,7 +84,7 @@ class FrozenSegment:
 
     @property
     def name(self) -> str:
-        """Name of the segment: its first module's and, if there are several, its last module's."""
+        """Name of the first module of the segment, and of the last module if there are several."""
         return self.names[0] if len(self.names) == 1 else f"{self.names[0]} … {self.names[-1]}"
 
     @property
@@ -238,7 +238,7 @@ class FrozenSegment:
         return result
 
     def first_output(self, forward: Callable[..., Any], args: tuple, kwargs: dict) -> object:
-        """Return the first module's output: the whole result, or a placeholder if more follow."""
+        """Return the first module's output: the full result, or a placeholder if modules follow."""
         x = args[0] if len(args) == 1 and not kwargs else None
         if self._parent is not None and not self._inside:
             return forward(*args, **kwargs)
@@ -339,7 +339,7 @@ class _IntermediateTensor(torch.Tensor):
 
 
 def _materialize(values: object) -> Any:
-    """Replace placeholders in nested arguments by the real tensors."""
+    """Replace placeholders in nested arguments with the real tensors."""
     return tree_map_only(_IntermediateTensor, _value_of, values)
 
 

@@ -127,7 +127,7 @@ class ModulesState:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Parameters, buffers and tensors in attributes of the modules."""
+        """Parameters, buffers and tensor attributes of the modules."""
         return self._tensors
 
     def trains(self) -> bool:
@@ -158,7 +158,7 @@ class ModulesState:
         return self._why_other_contents()
 
     def _why_other_values(self) -> str | None:
-        """Return a description of an attribute with a changed value, or None."""
+        """Return a message that names an attribute with a changed value, or None."""
         left = iter(self._values)
         ignored = framework_attributes() - {"training", *_CONTENTS, *_HOOKS}
         for before, container in zip(self._keys, self._all_dicts(), strict=True):
@@ -271,7 +271,7 @@ def _mutable_parts(value: object, deepest: int = _DEEPEST) -> Iterator[Any]:
 
 
 def _why_opaque(value: object, deepest: int = _DEEPEST) -> str | None:
-    """Return a description of an attribute whose changes cannot be detected, or None."""
+    """Return a message that names an attribute whose changes cannot be detected, or None."""
     if is_constant(value) or isinstance(value, type):
         return None
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Base classes of accelerated PyTorch models, and contexts that set threads and precision.
+"""Base classes of accelerated PyTorch models, and context managers for threads and precision.
 
 Life cycle of an accelerated model: a method builds it and sets its ``nano_source`` to the user's
 module. ``save`` calls its ``save_to``, which writes files and returns the content of
@@ -66,7 +66,7 @@ class InferenceContext:
 
     @property
     def thread_num(self) -> int | None:
-        """Number of threads inside the context; None if it is not changed."""
+        """Number of threads inside the context; None if the number is not changed."""
         return self.settings.threads
 
     def __enter__(self) -> InferenceContext:
@@ -108,7 +108,7 @@ def settings_of(model: torch.nn.Module) -> Settings:
 
 
 def context_of(model: torch.nn.Module, *models: torch.nn.Module) -> InferenceContext:
-    """Return a context that disables gradients and sets the models' thread count and precision.
+    """Return a context manager that disables gradients and sets the models' threads and precision.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
         return self
 
     def forward(self, *args, **kwargs):
-        """Run the model; apply its settings unless a ``get_context`` block is active."""
+        """Run the model, with its settings unless a context of ``get_context`` is active."""
         if active_settings() is not None:
             return self.nano_run(args, kwargs)
         settings = self.inference_settings

@@ -24,7 +24,7 @@ _TRITON = "TRITON_CACHE_DIR"
 
 
 def inductor_cache() -> SharedChange:
-    """Return a context in which TorchInductor uses a private cache directory, in all threads."""
+    """Return a context manager that gives TorchInductor a private cache directory."""
     return _cache
 
 

@@ -24,7 +24,7 @@ def cache_of(pairs: Iterable[Pair]) -> DynamicCache:
 
 
 def fill(cache: Cache, pairs: Iterable[Pair]) -> None:
-    """Replace a cache's content by the given keys and values, one pair per layer."""
+    """Replace a cache's content with the given keys and values, one pair per layer."""
     layers: list[Any] = []
     for keys, values in pairs:
         layer = DynamicLayer()

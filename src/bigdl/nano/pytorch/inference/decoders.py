@@ -470,7 +470,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
 
 
 def _kept(keep: object, new: int) -> np.ndarray:
-    """Return the indices of those of `new` tokens for which `keep` requests logits."""
+    """Return the indices of the new tokens for which `keep` requests logits."""
     indices = np.arange(new)
     if keep is None:
         return indices

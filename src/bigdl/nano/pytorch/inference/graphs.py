@@ -77,7 +77,7 @@ _VECTOR_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "as
 def export_flat(
     module: torch.nn.Module, source: TorchSource, dynamic_axes: bool | Mapping
 ) -> torch.export.ExportedProgram:
-    """Export a module with flat inputs and outputs to one graph.
+    """Export a module with flat inputs and outputs as a single graph.
 
     Parameters
     ----------
@@ -478,7 +478,7 @@ def _scripted(model):
 
 @contextmanager
 def _marked_as_scripting(model: torch.nn.Module) -> Iterator[None]:
-    """Mark LightningModules as being scripted, so that reading ``trainer`` does not raise.
+    """Temporarily mark LightningModules as being scripted, so that reading ``trainer`` works.
 
     TorchScript reads all attributes; Lightning's ``to_torchscript`` sets the same mark.
     """

@@ -118,7 +118,7 @@ class _GraphMethod(Method[TorchSource]):
 
     @contextmanager
     def precision_context(self) -> Iterator[None]:
-        """Return a context with autocast if the method's precision is bf16."""
+        """Context manager that enables autocast if the method's precision is bf16."""
         bf16 = self.precision == BF16
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
             yield

@@ -189,7 +189,7 @@ def _by_trace(module, tensors, path, names, dims, options: BuildOptions, keyword
 
 @contextmanager
 def _without_dumps() -> Iterator[None]:
-    """Prevent the exporter from printing the graph that it cannot export.
+    """Temporarily prevent the exporter from printing a graph that it cannot export.
 
     The exporter of torch 2.13 enables this log regardless of its state.
     """
@@ -204,7 +204,7 @@ def _without_dumps() -> Iterator[None]:
 
 
 def _by_script(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
-    """Export a module to ONNX as TorchScript to keep branches; inputs and outputs must be flat."""
+    """Export a module via TorchScript to keep branches; inputs and outputs must be flat."""
     model, inputs = module.model, module.inputs
     if inputs.names != inputs.parameters:
         raise UsageError("The module's inputs are nested", code="model-unsupported")

@@ -93,7 +93,7 @@ def score_of(
     )
 
     def scored(model: torch.nn.Module) -> float:
-        """Score a model in evaluation mode with its threads and precision."""
+        """Score a model in evaluation mode with the model's thread count and precision."""
         within = context_of(model) if active_settings() is None else nullcontext()
         with evaluating(model), within:
             return score(model)

@@ -185,7 +185,7 @@ def _slots(options: Sequence[Mapping[str, int]]) -> list[list[CpuSlot]]:
 
 
 def _cores(wanted: list[int | None]) -> list[list[int]]:
-    """Return the logical cores of each worker; None means an even share of the remaining cores."""
+    """Return each worker's logical cores; None requests an even share of the remaining cores."""
     units = topology().cores
     unspecified = wanted.count(None)
     requested = sum(count for count in wanted if count is not None)
@@ -218,7 +218,7 @@ class ForwardError(TaskError):
 
 
 class MultiInstanceModel(contextlib.AbstractContextManager, torch.nn.Module):
-    """Model that computes many inputs concurrently in several processes.
+    """Model that processes many inputs concurrently in several processes.
 
     Created by :func:`to_multi_instance`. Calls from several threads are serialized. The processes
     stop at :meth:`close`, at the end of a ``with`` block, when the object is deleted, or when the
@@ -292,7 +292,7 @@ def to_multi_instance(
     cores_per_process: int | None = None,
     cpu_for_each_process: Sequence[Sequence[int]] | None = None,
 ) -> MultiInstanceModel:
-    """Wrap a model so that it computes many inputs concurrently in several processes.
+    """Wrap a model so that it processes many inputs concurrently in several processes.
 
     Several instances with few cores each have a higher throughput than one with all cores. The
     processes are new interpreters pinned to their cores. The weights exist once in memory.

@@ -244,7 +244,7 @@ def split_batch(
 
 
 def _is_label(parameter: inspect.Parameter, inputs: ForwardInputs | None) -> bool:
-    """Return True if an optional argument is a target, such as ``labels``.
+    """Return True if an optional parameter is for a target, such as ``labels``.
 
     It is an input if it was a tensor in the sample.
     """
@@ -325,7 +325,7 @@ def module_loader(model: torch.nn.Module) -> DataLoader:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Run code with a model in evaluation mode and without gradients; restore the modes."""
+    """Temporarily put a model in evaluation mode and disable gradients."""
     before = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -338,7 +338,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 @contextmanager
 def fastpath_disabled() -> Iterator[None]:
-    """Run code without the fast path of PyTorch's transformer layers."""
+    """Temporarily disable the fast path of PyTorch's transformer layers."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -549,7 +549,7 @@ class TorchSource:
         return probes
 
     def _observe_side_effects(self, sample: list[torch.Tensor]) -> tuple[set[str], bool, bool]:
-        """Return attributes that calls change, and whether they change later results and inputs."""
+        """Return the attributes that calls change, and whether later results and inputs change."""
         attributes, changes_inputs = self._effects
         keeps_state = False
         if attributes:
@@ -755,7 +755,7 @@ class TorchSource:
 
     @contextmanager
     def flat_module(self) -> Iterator[FlatModule]:
-        """Yield the model with flat inputs and outputs, in evaluation mode."""
+        """Context manager that yields the model in evaluation mode with flat inputs and outputs."""
         with evaluating(self.model), state_restored(self.model):
             yield FlatModule(self.model, self.inputs).eval()
 
@@ -936,7 +936,7 @@ def _resized(inputs, axes, sizes: dict) -> list[torch.Tensor]:
 
 @contextmanager
 def state_restored(model: torch.nn.Module | None) -> Iterator[set[str]]:
-    """Run code that calls a module, and restore the module's attributes and buffers.
+    """Context manager that restores a module's attributes and buffers at exit.
 
     Yields
     ------
@@ -1004,7 +1004,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """Run code with PyTorch's random state set by a seed; restore it afterwards."""
+    """Temporarily set PyTorch's random state from a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
         yield

@@ -148,7 +148,7 @@ class TrainingOptions:
             )
 
     def tuning_context(self) -> AbstractContextManager[list[str]]:
-        """Return a context that tunes this process and yields a list of its settings."""
+        """Return a context manager that tunes this process and yields a list of its settings."""
         cores = self.cpu_for_each_process
         return tuned_fit(tuned=self.tune_process, cores=cores[0] if cores else None)
 

@@ -96,7 +96,7 @@ class StepRates:
 
     @property
     def gain(self) -> str | None:
-        """Short text about the speed-up of the latest steps; None if it is not yet known."""
+        """Short text with the speed-up of the latest steps; None if the speed-up is unknown."""
         rows = {row["phase"]: row for row in self.rows()}
         after = rows.get(self._newest) if self._newest in (WITH_PREFIX, COMPILED) else None
         if after is None or after["times"] is None:

@@ -66,7 +66,7 @@ class SharedBatches(Sampler[list[Any]]):
 
     @property
     def sampler(self) -> SharedBatches:
-        """The object itself, so that setting the epoch of `batch_sampler.sampler` reaches it."""
+        """The sampler itself, so that ``batch_sampler.sampler.set_epoch`` reaches it."""
         return self
 
     def set_epoch(self, epoch: int) -> None:

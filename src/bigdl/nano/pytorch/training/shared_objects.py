@@ -83,7 +83,7 @@ class _RegistryPickler(value_pickler()):  # type: ignore[misc]  # class created 
 
 
 class GlobalState:
-    """Process-wide settings that affect a training: deterministic algorithms and random states."""
+    """Process-wide settings that affect training: deterministic algorithms and random states."""
 
     def __init__(self) -> None:
         self._deterministic = (
@@ -182,7 +182,7 @@ def _identity(value: object) -> object:
 
 
 def _parts(root: object) -> Iterable[tuple[str, Any]]:
-    """Yield an object, or a module's submodules, parameters and buffers, with names."""
+    """Yield (name, object) pairs: a module's submodules, parameters and buffers, or only `root`."""
     if not isinstance(root, nn.Module):
         yield "", root
         return

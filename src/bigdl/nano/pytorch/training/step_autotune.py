@@ -168,7 +168,7 @@ class StepAutotuner:
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
-        """Return a context that records a step's module calls if a measurement follows the step."""
+        """Context manager that records a step's module calls if a measurement follows the step."""
         if not self._is_due or not self._decide_on_rank_0(self._is_time):
             yield
             return
@@ -184,7 +184,7 @@ class StepAutotuner:
 
     @property
     def _is_due(self) -> bool:
-        """True in the steps in which all ranks decide whether to measure."""
+        """True in steps in which all ranks decide whether to measure."""
         return not self.is_over and self._steps in (1, self._repaid)
 
     @functools.cached_property
@@ -289,7 +289,7 @@ class StepAutotuner:
 
 
 def _promising(seconds: Mapping[str, Sequence[float]], plain: str) -> list[str]:
-    """Return the baseline and the configurations whose time is close to the fastest."""
+    """Return the baseline and the configurations that are nearly as fast as the fastest."""
     least = min((rounds[0] for rounds in seconds.values()), default=0.0)
     return [
         name for name, rounds in seconds.items() if name == plain or rounds[0] <= _CLOSE * least
@@ -412,7 +412,7 @@ def _clone_tensors(arguments: T) -> T:
 
 
 class _Recorder:
-    """Recorder of the outermost calls of a model's parts in training mode.
+    """Recorder of the outermost calls of a model's children in training mode.
 
     It replaces their ``forward`` instead of using hooks: in several processes Lightning calls the
     module to run its ``training_step``, which would run the module's hooks.
@@ -433,7 +433,7 @@ class _Recorder:
 
 
 class _RecordedForward(ForwardOverride):
-    """Forward method of a part that records its calls."""
+    """Forward method of a child module that records its calls."""
 
     def __init__(self, part: nn.Module, recorder: _Recorder, name: str):
         super().__init__(part)

@@ -250,7 +250,7 @@ class FastSteps:
             self._set_layout(torch.contiguous_format)
 
     def _convert_calls(self) -> None:
-        """Convert inputs and select the configuration in the module's forward calls."""
+        """Make the module's forward calls convert inputs and select the step configuration."""
         hook = self._module.register_forward_pre_hook(self._in_layout, with_kwargs=True)
         self._undoing.callback(hook.remove)
         if self.autotuner is not None or self._guard is not None:
@@ -441,7 +441,7 @@ class ModuleState:
 
 @contextmanager
 def state_preserved(module: nn.Module) -> Iterator[None]:
-    """Run code that calls a module; restore buffers, constants and random state afterwards."""
+    """Context manager that restores a module's buffers, constants and random state at exit."""
     state = ModuleState(module, attributes=True)
     try:
         yield
@@ -450,7 +450,7 @@ def state_preserved(module: nn.Module) -> Iterator[None]:
 
 
 def _is_of_layout(error: RuntimeError) -> bool:
-    """Return True if an error shows that a model does not support channels-last tensors.
+    """Return True if an error indicates that a model does not support channels-last tensors.
 
     ``view`` requires strides that channels-last tensors may lack, so a model that flattens
     activations with it fails in its first step.

@@ -71,7 +71,7 @@ def of_torchvision(module: str, name: str, importer: str) -> Any:
 
 
 def names_with_torchvision(module: str, names: Sequence[str]) -> list[str]:
-    """Return the public names of a module and of its torchvision counterpart, if it works.
+    """Return the public names of a module and, if importable, of its torchvision counterpart.
 
     For ``__dir__`` and ``__all__`` of modules that forward names to torchvision.
 

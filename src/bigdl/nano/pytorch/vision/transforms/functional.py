@@ -290,7 +290,7 @@ def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> t
 
 
 def crop(img: ImageT, top: int, left: int, height: int, width: int) -> ImageT:
-    """Crop a part of an image; positions outside of the image are black.
+    """Crop a rectangle from an image; pixels outside the image are black.
 
     Examples
     --------
@@ -708,7 +708,7 @@ def _floats(img: np.ndarray) -> np.ndarray:
 def _sample_at(
     values: np.ndarray, across: np.ndarray, down: np.ndarray, mode: Mode, beyond: str
 ) -> np.ndarray:
-    """Interpolate float values at fractional positions; `beyond` is ``"border"`` or ``"zeros"``."""
+    """Interpolate float values at fractional positions with grid_sample's padding mode `beyond`."""
     rows, columns = values.shape[:2]
     grid = np.stack([(2 * across + 1) / columns - 1, (2 * down + 1) / rows - 1], axis=-1)
     planes = torch.from_numpy(values.reshape(1, rows, columns, -1)).permute(0, 3, 1, 2)
@@ -723,7 +723,7 @@ def _sample_at(
 
 
 def _source_indices(img: np.ndarray, inverse: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return each result pixel's source pixel index, computed by Pillow; -1 if it is outside."""
+    """Return the source pixel index of each result pixel, or -1 for pixels outside the source."""
     rows, columns = img.shape[:2]
     numbers = Image.fromarray(np.arange(rows * columns, dtype=np.int32).reshape(rows, columns))
     return np.asarray(_warp_of_pil(numbers, inverse, size, InterpolationMode.NEAREST, -1))
@@ -1137,7 +1137,7 @@ def _scale_from_gray(gray: float, img: np.ndarray, factor: float) -> np.ndarray:
 
 
 def _blend(img: np.ndarray, other: object, factor: float) -> np.ndarray:
-    """Return ``other + factor (image - other)``, clipped to black and white."""
+    """Return ``other + factor (image - other)``, clipped to the valid range of pixel values."""
     if img.dtype == np.uint8:
         img = np.ascontiguousarray(img)
         return cv2.addWeighted(img, factor, other, 1 - factor, 0).reshape(img.shape)
@@ -1360,7 +1360,7 @@ def erase(
     v: torch.Tensor | float,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """Overwrite `h` rows and `w` columns of a tensor with `v`, from row `i` and column `j` on.
+    """Overwrite `h` rows and `w` columns of a tensor with `v`, starting at row `i`, column `j`.
 
     Examples
     --------

@@ -39,7 +39,7 @@ _thread = threading.local()
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Use a separate random generator in this thread; do nothing if `seed` is None."""
+    """Temporarily use a seeded random generator in this thread; do nothing if `seed` is None."""
     before = _generator()
     if seed is not None:
         _thread.generator = torch.Generator().manual_seed(seed)
@@ -83,7 +83,7 @@ def _random_corner(rows: int, columns: int) -> tuple[int, int]:
 def _random_lengths(
     area: int, scale: Sequence[float], ratio: Sequence[float]
 ) -> Iterator[tuple[int, int]]:
-    """Yield ten random pairs of side lengths for a part of an image; some may be too long.
+    """Yield ten random side-length pairs for a crop of an image; a side may exceed the image.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def is_thread_safe(transform: Callable | None) -> bool:
 
 
 def sufficient_size(transform: object) -> Callable[[int, int], tuple[int, int]] | None:
-    """Return a function for the size to which a transform resizes before size-dependent steps.
+    """Return a function that computes the size after a transform's first ``Resize``, or None.
 
     Parameters
     ----------
@@ -542,7 +542,7 @@ class _RandomTransform(Transform, random=True):
 
 
 class _HalfProbability(_RandomTransform):
-    """Base class of transforms with a default probability of 0.5."""
+    """Base class of transforms that are applied with probability 0.5 by default."""
 
     p: float = 0.5
 
