@@ -96,7 +96,7 @@ class History:
 
     @classmethod
     def of(cls, table: Table, user_col: str, item_col: str, time_col: str | None) -> History:
-        """Build the history from a table; a user's rows with equal times are ordered by item."""
+        """Build a History from a table; a user's rows with equal timestamps are ordered by item."""
         columns = [user_col, item_col, *([time_col] if time_col else [])]
         rows = as_arrow(table, "table", columns)
         if not rows.num_rows:

@@ -190,7 +190,7 @@ class Serving:
             self._servers.append(partial(web.stop, server.get("grace_s", RECOMMENDER_END_S)))
 
     def _begin_watching(self) -> None:
-        """Start the thread that watches for replaced files, unless no file is watched."""
+        """Start the thread that watches files for replacement, if there are files to watch."""
         if self._watcher is None and self._watched():
             self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
             self._watcher.start()

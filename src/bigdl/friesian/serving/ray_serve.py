@@ -73,7 +73,7 @@ class _RecommenderReplica:
 def ray_application(
     config: str | os.PathLike, replicas: int = 1, cpus: float = 1.0, max_requests: int = 32
 ) -> Any:
-    """Return an application for ``ray.serve.run``.
+    """Return a Ray Serve application that runs a configured recommender.
 
     Parameters
     ----------

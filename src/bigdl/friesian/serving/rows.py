@@ -285,7 +285,7 @@ class StoredRows:
         return cls(ids, blocks, others)
 
     def take(self, positions: np.ndarray) -> StoredRows:
-        """Return the rows at ascending positions."""
+        """Return the rows at the indices `positions`, which must be ascending."""
         taken = pa.array(positions)
         return StoredRows(
             self.ids.take(positions),

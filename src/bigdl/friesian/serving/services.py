@@ -1,4 +1,4 @@
-"""gRPC services for the parts of a recommender, with the interfaces of BigDL 2.x.
+"""gRPC services for a recommender and its stages, with the interfaces of BigDL 2.x.
 
 A service validates each request before it calls a stage. Invalid requests get the status
 ``INVALID_ARGUMENT`` and an explanation, failures of a stage get ``UNAVAILABLE``. Neither stops the
