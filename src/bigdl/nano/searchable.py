@@ -1,4 +1,4 @@
-"""Lazy calls, which are made once their arguments are chosen, and decorators for them.
+"""Lazy calls, which are made once their arguments are chosen, and decorators for lazy calls.
 
 A class decorated with ``@hpo.obj()`` stays the same class. Constructed with a search space among
 its arguments, it returns an :class:`AutoObject`, from which each trial makes an object.

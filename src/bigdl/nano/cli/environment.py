@@ -41,7 +41,7 @@ class _EnvironmentParser(argparse.ArgumentParser):
 
 
 def make_parser(prog: str, usage: str, description: str) -> argparse.ArgumentParser:
-    """Return the argument parser of a command that sets an environment.
+    """Return the argument parser of a command that sets up an environment.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def _add_oneapi(plan: Plan, environ: Mapping[str, str]) -> None:
 def planned(
     parser: argparse.ArgumentParser, options: argparse.Namespace, environ: Mapping[str, str]
 ) -> tuple[Plan, dict[str, str]] | None:
-    """Make a plan, print its notes, and apply it to the environment.
+    """Make a :class:`Plan`, print its notes, and return the plan and the new environment.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def planned(
 
 
 def restored(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with the changes of an earlier plan undone.
+    """Return the environment without the changes of an earlier :class:`Plan`.
 
     Parameters
     ----------
@@ -273,7 +273,7 @@ def restored(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def applied(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with a plan applied, and a variable that records the changes."""
+    """Return the environment with `plan` applied, and a variable that records the changes."""
     present = preloads(environ)
     added = [path for path in plan.preload if path not in present]
     state = {

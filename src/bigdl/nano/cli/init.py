@@ -1,4 +1,4 @@
-"""``bigdl-nano-init``: print shell commands that set an environment for numeric programs.
+"""``bigdl-nano-init``: print shell commands that set up an environment for numeric programs.
 
 The script ``bigdl-nano-init`` next to this module runs it; if sourced, the script also executes the
 commands. Only shell code goes to stdout, so ``eval "$(bigdl-nano-init)"`` is equivalent.

@@ -1,4 +1,4 @@
-"""Guard against integers that OpenVINO computes wrongly: exact computation, or an error.
+"""Guard against integers that OpenVINO computes inexactly: exact computation, or an error.
 
 On a CPU, OpenVINO computes integers of all types in 32 bits and drops the higher bits of an input.
 Remainders, quotients, comparisons, powers and sums go through float32, so they are exact only up to
@@ -349,7 +349,7 @@ class _Integers:
         self.lookups.append(_Lookup(indices, shape[axis].get_length(), not embedding))
 
     def direct(self) -> list[tuple[int, int | None, _Lookup]]:
-        """Return the lookups whose indices are an input or a column of it, with their positions."""
+        """Return the lookups indexed by an input or one of its columns, with both positions."""
         direct = []
         for lookup in self.lookups:
             node, column = lookup.indices.get_node(), None
@@ -741,7 +741,7 @@ def _has_rank(box: Box, value: Any) -> bool:
 
 
 def _column_of(node: Any) -> int | None:
-    """Return the column if a Gather selects a single one from the last dimension, else None."""
+    """Return the column if a Gather selects a single column of the last axis, else None."""
     indices, axes = _integers_of(node, 1), _integers_of(node, 2)
     rank = node.input_value(0).get_partial_shape().rank
     if indices is None or len(indices) != 1 or axes is None or rank.is_dynamic:

@@ -433,7 +433,7 @@ class OpenVINOModel(OpenVINOFacade):
 
     @property
     def ie_network(self):
-        """The ``openvino.Model``; assigning another one compiles it with the same properties."""
+        """The ``openvino.Model``; assigning another model compiles it with the same properties."""
         return self.nano_network.network
 
     @ie_network.setter

@@ -193,7 +193,7 @@ def network_bytes(network, *, half: bool = False) -> tuple[bytes, bytes]:
 
 
 def port_name(port) -> str:
-    """Return the name of an input or output, or of its node if it has none."""
+    """Return the name of an input or output, or its node's name if the port has none."""
     return port.get_any_name() if port.get_names() else port.get_node().get_friendly_name()
 
 
@@ -374,7 +374,7 @@ class _Compilation:
 
     @cached_property
     def input_shapes(self) -> list[tuple[int, ...]] | None:
-        """Static input shapes if calls copy arrays into a request; None if calls share memory."""
+        """Static input shapes if calls copy arrays into a request; None if calls share arrays."""
         ports = [*self.compiled.inputs, *self.compiled.outputs]
         names = {port.get_element_type().get_type_name() for port in ports}
         fixed = all(port.partial_shape.is_static for port in ports)
@@ -386,7 +386,7 @@ class _Compilation:
         return shapes[: len(self.compiled.inputs)]
 
     def infer_bound(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
-        """Run once on copies of small arrays; return None if the network takes other shapes."""
+        """Run once on copies of small arrays; return None if the network expects other shapes."""
         shapes = self.input_shapes
         if shapes is None:
             return None
@@ -498,7 +498,7 @@ class CompiledNetwork:
         self._now = self._compiled(network)
 
     def _compiled(self, network: Any) -> _Compilation:
-        """Compile a network and derive the ranges of integer inputs that it computes correctly."""
+        """Compile a network and derive the integer input ranges for which its results are exact."""
         device, config = self.device, self.final_config  # no reference cycle through self
         made = _Compilation(network, device, config)
         made.integers = IntegerGuard(
@@ -508,7 +508,7 @@ class CompiledNetwork:
 
     @property
     def network(self):
-        """The ``openvino.Model``; assigning another one compiles it with the same properties."""
+        """The ``openvino.Model``; assigning another model compiles it with the same properties."""
         return self._now.network
 
     @network.setter
@@ -603,7 +603,7 @@ class CompiledNetwork:
             now.integers = self._compiled(now.network).integers
 
     def _ready_for(self, inputs: Sequence[np.ndarray]) -> tuple[_Compilation, Sequence[np.ndarray]]:
-        """Return a compilation that computes these inputs correctly, and the arrays for it."""
+        """Return a compilation with exact results for these inputs, and its input arrays."""
         now = self._now
         guard = now.integers
         if guard is not None and guard.limits:

@@ -291,7 +291,7 @@ def has_attention(network: Any) -> bool:
 
 
 def _in_floats(network: Any) -> Sequence[str]:
-    """Return the types of operators whose activations stay in floating point.
+    """Return the types of operators whose activations stay in floating point when quantized.
 
     In networks with scatter operations, such as graph networks, these are all operators except
     products: calibration cannot find the range of degrees and sums over edges. With 8 bits for them

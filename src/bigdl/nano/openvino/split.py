@@ -156,7 +156,7 @@ class SplitNetwork:
         self.width = parts.width
 
     def common(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run the part for the common inputs on their single row."""
+        """Run the part for the common inputs on one row of these inputs."""
         return self._common.infer(inputs)
 
     def own(self, inputs: Sequence[np.ndarray]) -> np.ndarray:

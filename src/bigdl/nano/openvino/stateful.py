@@ -20,7 +20,7 @@ _TOKENS = 2
 
 
 def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
-    """Return a stateful copy of a network, in which each pair of input and output is a variable.
+    """Return a copy of a network in which each pair of input and output is a state variable.
 
     Each variable is a tensor of shape (rows, heads, tokens, head size), initially empty. A further
     input, :data:`ROWS`, has the state row that each row of the next call continues.
@@ -139,12 +139,12 @@ class NetworkState:
         self.write([each[:, :, :tokens] for each in self.read()])
 
     def read(self) -> list[np.ndarray]:
-        """Return copies of the state variables, in the order of the pairs of :func:`stateful`."""
+        """Return copies of the state variables, in the order of `pairs` in :func:`stateful`."""
         values = [np.array(each.state.data) for each in self._variables()]
         return values if self._rows is None else [each[self._rows] for each in values]
 
     def write(self, values: Sequence[np.ndarray]) -> None:
-        """Set the state variables, in the order of the pairs of :func:`stateful`."""
+        """Set the state variables, in the order of `pairs` in :func:`stateful`."""
         for variable, value in zip(self._variables(), values, strict=True):
             variable.state = openvino.Tensor(np.ascontiguousarray(value, np.float32))
         self._rows = None

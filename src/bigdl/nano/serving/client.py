@@ -118,7 +118,7 @@ class Client:
     def is_ready(
         self, model: str | None = None, version: str = "", *, strict: bool = False
     ) -> bool:
-        """Return True if the server, or one of its models, is ready to answer.
+        """Return True if the server, or one of its models, is ready to answer requests.
 
         Parameters
         ----------

@@ -228,7 +228,7 @@ class ServingMetrics:
 
     @property
     def content_type(self) -> str:
-        """HTTP content type of :meth:`text`."""
+        """HTTP content type of the result of :meth:`text`."""
         return require("prometheus_client", "serving").CONTENT_TYPE_LATEST
 
     def text(self) -> bytes:
@@ -297,7 +297,7 @@ class ServingMetrics:
         self._child("bigdl_recommender_answers", source).inc(users)
 
     def lost(self, shard: str) -> None:
-        """Count a call to a shard that none of its replicas answered."""
+        """Count a call to a shard that no replica of the shard answered."""
         self._child("bigdl_recommender_lost_shards", shard).inc()
 
     def partial(self, users: int) -> None:

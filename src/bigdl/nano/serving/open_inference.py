@@ -616,7 +616,7 @@ def check_answer(
     results: Sequence[np.ndarray],
     most_bytes: int | None,
 ) -> None:
-    """Refuse a response, before encoding it, that has more bytes than allowed.
+    """Refuse a response that would exceed the allowed number of bytes, before it is encoded.
 
     Raises
     ------

@@ -87,7 +87,7 @@ class Traffic:
     shadow: str | None = None
 
     def chosen(self, key: str | None) -> str | None:
-        """Choose a version by the shares, at random or by `key`; None is the latest version."""
+        """Choose a version by share, randomly or by `key`; return None if there are no shares."""
         if not self.shares:
             return None
         point = random.random() if key is None else _point_of(key)
@@ -266,7 +266,7 @@ class ModelRepository:
         return self._traffic.get(name, _ALL_TO_LATEST)
 
     def mirror(self, deployed: Deployment, arrays: list, done: Callable[[bool], None]) -> None:
-        """Send a copy of a request to the model's shadow version, if it has one, without waiting.
+        """Send a copy of a request to the model's shadow version, if there is one; do not wait.
 
         Parameters
         ----------

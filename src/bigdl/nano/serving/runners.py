@@ -66,7 +66,7 @@ class ModelRunner:
     network: CompiledNetwork | None = None
 
     def arrays_of(self, rows: int) -> list[np.ndarray]:
-        """Return `rows` rows of input arrays, from the sample or of random numbers and zeros."""
+        """Return input arrays of `rows` rows, from the sample or with random numbers and zeros."""
         random = np.random.default_rng(rows)
         arrays = []
         for position, spec in enumerate(self.signature.inputs):

@@ -21,7 +21,7 @@ KERAS_VERSION_LESS_2_9 = KERAS_VERSION_LESS_2_10 = False
 
 
 def patch_attrs(target: Any, source: keras.Model) -> Any:
-    """Copy the public attributes and methods that a user added to a model to another object.
+    """Copy the public attributes and methods that a user added to `source` to `target`.
 
     Existing attributes of the object stay.
 

@@ -27,7 +27,7 @@ class _ModelProxy(ModelPlaceholder):
 
 
 class Searchable(_ModelProxy, Searcher):
-    """A Keras model with search spaces that delegates to the real model once they are chosen.
+    """A Keras model with search spaces that delegates to the real model once the model is built.
 
     Arguments of layers, of :meth:`compile` and of :meth:`fit` may be spaces of
     :mod:`bigdl.nano.automl.hpo.space`. :meth:`search` tries values for them; :meth:`end_search`
@@ -146,7 +146,7 @@ class Searchable(_ModelProxy, Searcher):
         return self._model
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Train the best model, or the model itself if it has no spaces.
+        """Train the best model, or the model itself if it has no search spaces.
 
         Parameters
         ----------

@@ -466,7 +466,7 @@ class KerasSource:
         )
 
     def original(self, inputs: Sequence[np.ndarray], noise: float = 0.0) -> object:
-        """Return the model's results for flat inputs, or None if it does not accept them.
+        """Return the model's results for flat inputs, or None if the model rejects the inputs.
 
         Parameters
         ----------
@@ -514,7 +514,7 @@ class KerasSource:
         """Do nothing, since layers keep their state in variables, which graphs contain."""
 
     def sample_arrays(self) -> list[np.ndarray]:
-        """Return one row of the data as a flat list of arrays, or random numbers without data."""
+        """Return one row of data, or random numbers if there is no data, as a list of arrays."""
         if self.data[0] is not None:
             return first_rows(self.data, self.inputs, 1)
         return self.random_arrays(1)
