@@ -336,7 +336,7 @@ def getOrCreateSparkContext(
 
 
 def set_optimizer_version(optimizerVersion: str, bigdl_type: str = "float") -> None:
-    """Store a version of BigDL 2.x's JVM optimizer; it has no effect.
+    """Store a JVM optimizer version of BigDL 2.x; the version has no effect.
 
     Raises
     ------

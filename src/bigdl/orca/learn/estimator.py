@@ -269,7 +269,7 @@ class PredictingEstimator(ABC):
 
 
 class TrainingEstimator(PredictingEstimator):
-    """Base class of Estimators that also train.
+    """Base class of Estimators that train as well as predict.
 
     Parameters
     ----------

@@ -144,7 +144,7 @@ class TrainingParams(ModelParams, HasLabelCol, HasSeed):
     """Spark ML parameters of all stages that train a model."""
 
     def setDataCacheLevel(self, level: str, numSlice: int | None = None):
-        """Accept a cache level for compatibility; it has no effect.
+        """Accept a cache level for compatibility; the level has no effect.
 
         Every worker keeps its rows in a memory-mapped file.
 

@@ -97,7 +97,7 @@ def nested_sql(dtype: str, ndim: int) -> str:
 def run_model(
     model: LoadedModel, batch: list, rows: int, known: Sequence[OutputSpec] | None = None
 ) -> list[tuple[str | None, np.ndarray]]:
-    """Run the model on a batch of numpy columns and return its outputs as checked arrays.
+    """Run the model on a batch of numpy columns and return its outputs as validated arrays.
 
     Parameters
     ----------

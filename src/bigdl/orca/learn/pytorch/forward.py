@@ -103,7 +103,7 @@ class BatchColumns:
 
 
 def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
-    """Raise an error if the model's forward does not take the keyword arguments."""
+    """Raise an error if the model's forward does not accept the keyword arguments."""
     signature = inspect.signature(model.forward)
     try:
         signature.bind(**named)
@@ -178,7 +178,7 @@ _accepted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def inputs_in_other_dtypes(model: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[list]:
-    """Yield the inputs in other dtypes that the model may compute with.
+    """Yield the inputs in other dtypes that the model may accept.
 
     Candidates are the float dtype of the model's parameters, and int64 for floats without
     fractional parts. Combinations that change the fewest inputs come first.
