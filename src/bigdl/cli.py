@@ -176,7 +176,7 @@ def _spark() -> Iterator[Finding]:
 
 
 def _worker_problem(python: str) -> str:
-    """Return why Spark workers cannot run a Python interpreter; empty if they can."""
+    """Return why Spark workers cannot run a Python interpreter, or an empty string if they can."""
     path = shutil.which(python)
     if path is None:
         return "is not found on PATH"

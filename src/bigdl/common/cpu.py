@@ -421,7 +421,7 @@ def wait_passively() -> None:
 
 
 def thread_scope(num_threads: int) -> AbstractContextManager[None]:
-    """Return a context in which numeric libraries use `num_threads` threads.
+    """Return a context manager in which numeric libraries use `num_threads` threads.
 
     The count applies to torch if it is imported, and to every loaded OpenMP and BLAS library if
     ``threadpoolctl`` is installed. Environment variables apply it to libraries that load later and
@@ -467,7 +467,7 @@ _T = TypeVar("_T")
 
 
 def _torch_counts() -> tuple[int, int]:
-    """Return torch's thread count in this thread and the one for new threads."""
+    """Return torch's thread counts for this thread and for new threads."""
     import torch
 
     return torch.get_num_threads(), in_new_thread(torch.get_num_threads)

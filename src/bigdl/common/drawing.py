@@ -70,7 +70,7 @@ class Chart:
         self._boxes.append((x, y, width, height, colour, title))
 
     def text(self, content: str, x: float, y: float, anchor: str = "start") -> None:
-        """Write a text; `anchor` is ``"start"``, ``"middle"`` or ``"end"``."""
+        """Draw a text; `anchor` is ``"start"``, ``"middle"`` or ``"end"``."""
         self._texts.append((content, x, y, anchor))
 
     def svg(self) -> str:

@@ -207,7 +207,7 @@ def refuse(name: str) -> NoReturn:
 
 
 class _MissingModules(MetaPathFinder):
-    """The last module finder; it raises helpful errors for imports that nothing else resolves."""
+    """Last module finder, which raises helpful errors for imports that no other finder resolves."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
         if fullname in DROPPED:  # a parent is imported before its modules

@@ -47,7 +47,7 @@ class EnvContext:
 
 
 def set_variables(variables: Mapping[str, object | None]) -> dict[str, str | None]:
-    """Set environment variables, unset those that are None, and return their former values."""
+    """Set environment variables (None unsets a variable) and return their former values."""
     before = {name: os.environ.get(name) for name in variables}
     for name, value in variables.items():
         if value is None:
@@ -74,7 +74,7 @@ def quiet_tensorflow() -> None:
 
 
 def suppress_import_logs() -> contextlib.AbstractContextManager[None]:
-    """Return a context that drops the log lines of TensorFlow's import.
+    """Return a context manager that drops the log lines of TensorFlow's import.
 
     TensorFlow logs about oneDNN and CUDA at any ``TF_CPP_MIN_LOG_LEVEL``. The lines are dropped if
     that variable is unset or 2 or more.
@@ -94,7 +94,7 @@ LINE_OF_ABSL = (
 
 @contextlib.contextmanager
 def filter_stderr(dropped: re.Pattern[str]) -> Iterator[None]:
-    """Drop lines that match a pattern from this process's standard error."""
+    """Context manager that drops matching lines from this process's standard error."""
     try:
         before = os.dup(2)
     except OSError:  # it is closed

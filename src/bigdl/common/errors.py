@@ -230,7 +230,7 @@ class WorkerError(BigDLError, RuntimeError):
         return type(self), (self.rank, self.kind, self.traceback, None, self.place)
 
     def as_original(self, location: str) -> Exception:
-        """Return the user's exception with a note of its origin; without one, return this error."""
+        """Return the user's exception with its origin as a note, or this error if unavailable."""
         if not isinstance(self.original, Exception):
             return self
         self.original.add_note(f"{location}:\n{short_traceback(self.traceback)}")
@@ -277,7 +277,7 @@ class JobStopped(BigDLError, RuntimeError):
 
 
 def short_traceback(text: str) -> str:
-    """Return a traceback without the frames that lead to the user's code.
+    """Return a traceback without the frames before the user's code.
 
     Frames of the last exception count from the first one outside of BigDL, the standard library and
     installed packages. The result has the first of them and the last three, without marks below
@@ -369,7 +369,7 @@ def as_usage_error(
     text: Callable[[Any], str] = one_line,
     **facts: Any,
 ) -> Iterator[None]:
-    """Convert exceptions of the block to a UsageError; a UsageError passes unchanged.
+    """Context manager that converts exceptions to a UsageError; a UsageError passes unchanged.
 
     Parameters
     ----------
@@ -401,7 +401,7 @@ def value_or_usage_error(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def raise_first_usage_error(outcomes: Iterable[Any]) -> list[Any]:
-    """Return the values of :func:`value_or_usage_error`, or raise the first error among them."""
+    """Return the given results of :func:`value_or_usage_error`, or raise the first UsageError."""
     outcomes = list(outcomes)
     for outcome in outcomes:
         if isinstance(outcome, UsageError):
@@ -473,7 +473,7 @@ def check_installed(extra: str, *packages: str) -> None:
 
 @contextlib.contextmanager
 def _importing(package: str) -> Iterator[None]:
-    """Import a dependency inside the block without side effects and without telemetry.
+    """Context manager for importing a dependency without side effects and without telemetry.
 
     This also hides tqdm's warning in a notebook without ipywidgets.
     """

@@ -72,7 +72,7 @@ os.register_at_fork(
 
 @contextlib.contextmanager
 def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
-    """Apply :func:`tune_allocator` within the block and release freed memory at its end.
+    """Context manager that applies :func:`tune_allocator` and finally releases freed memory.
 
     Contexts may overlap: the first sets the thresholds and the last resets them. Afterwards
     buffers of up to 32 MiB come from the heap, the limit of glibc's adaptive threshold. The
@@ -129,7 +129,7 @@ def glibc_tunables() -> dict[str, str]:
 
 
 def _set_mmap_threshold(mallopt: Callable[[int, int], int], threshold: int) -> int | None:
-    """Set the mmap threshold, or else the maximum of old glibc; return it, or None if both fail."""
+    """Set the mmap threshold, or old glibc's maximum if this fails; return the value or None."""
     for value in (threshold, min(threshold, _LARGEST_THRESHOLD_OF_OLD_GLIBC)):
         if mallopt(_M_MMAP_THRESHOLD, value):
             return value

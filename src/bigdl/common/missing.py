@@ -115,7 +115,7 @@ def refuse(package: str) -> None:
 
 
 def _importers() -> list[str]:
-    """Return the modules of BigDL whose import is running, outermost first.
+    """Return the modules of BigDL that are being imported, outermost first.
 
     The import statement may be in a package that BigDL imports: Lightning needs torch.
     """

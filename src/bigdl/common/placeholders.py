@@ -17,5 +17,5 @@ class ModelPlaceholder(abc.ABC):
 
 
 def resolve_placeholder(value: Any) -> Any:
-    """Return the object that a placeholder represents, or `value` itself if it is none."""
+    """Return the object that a placeholder represents; return any other `value` unchanged."""
     return value._resolve() if isinstance(value, ModelPlaceholder) else value

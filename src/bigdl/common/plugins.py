@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def plugin(group: str, name: str) -> object | None:
-    """Load the object of an installed package's entry point; None if there is none.
+    """Return the object of a package's entry point, or None if the entry point does not exist.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def _is_redefinition(known: object, value: object) -> bool:
-    """Return True if a value is the registered one or a redefinition of it."""
+    """Return True if a value is the registered object or a redefinition of that object."""
     if known is value or (known == value) is True:
         return True
     if isinstance(known, type) and isinstance(value, type):

@@ -444,7 +444,7 @@ def cache_directory(name: str) -> Path:
 
 
 def private_cache(name: str) -> Path:
-    """Return the cache folder ``~/.cache/bigdl/<name>``, or a temporary one if it is unsafe.
+    """Return the cache folder ``~/.cache/bigdl/<name>``, or a temporary folder if it is unsafe.
 
     It is created with mode 0700. A temporary folder of this process replaces it if it cannot be
     created, if another user owns it, or if others can write to it.

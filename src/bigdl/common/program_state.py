@@ -21,7 +21,7 @@ from typing import Any
 
 
 class SharedChange:
-    """A process-wide change that lasts while at least one thread is inside its block.
+    """Context manager for a process-wide change that lasts while at least one thread is inside.
 
     The first thread makes the change and the last one undoes it. Otherwise overlapping threads
     would not restore the original state.
@@ -54,7 +54,7 @@ class SharedChange:
 
 
 def preserve_program_state() -> SharedChange:
-    """Return a context that restores logging, hooks, signals, RNG and environment at its end.
+    """Return a context manager that restores logging, hooks, signals, RNG and environment.
 
     The last thread that leaves restores it. Environment variables that a package adds stay, except
     ``LD_LIBRARY_PATH``; changed ones are restored.
@@ -64,7 +64,7 @@ def preserve_program_state() -> SharedChange:
 
 @contextlib.contextmanager
 def preserve_start_method() -> Iterator[None]:
-    """Restore the process start method of multiprocessing at the end of the block."""
+    """Context manager that restores the process start method of multiprocessing at its end."""
     restore = _start_method()
     try:
         yield
@@ -74,7 +74,7 @@ def preserve_start_method() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Restore the random number generators of Python, NumPy and torch at the block's end."""
+    """Context manager that restores the random number generators of Python, NumPy and torch."""
     restores = _random_numbers()
     try:
         yield
@@ -166,7 +166,7 @@ def _signals() -> list[Callable[[], object]]:
 
 
 def restore_signals(before: Mapping[signal.Signals, Any]) -> None:
-    """Restore signal handlers; call it in the main thread only.
+    """Restore signal handlers; call in the main thread only.
 
     This includes handlers that seem unchanged: native code may have set others without Python.
     """

@@ -154,7 +154,7 @@ def joined(folder: str, name: str) -> str:
 
 
 def listdir(path: str) -> list[str]:
-    """Return the sorted full paths of a directory's entries; local ones have no scheme.
+    """Return the sorted full paths of a directory's entries; local paths have no scheme.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def _hdfs_by_web(path: str, without: OSError) -> tuple[Any, str]:
 
 
 def read_bytes(url: str) -> bytes:
-    """Read a file at any fsspec URL; raise a UsageError that names it on failure."""
+    """Read a file at any fsspec URL; raise a UsageError that names the URL on failure."""
     fs, path = open_file_system(url)
     try:
         return bytes(fs.cat_file(path))
@@ -200,7 +200,7 @@ def read_bytes(url: str) -> bytes:
 
 
 def write_bytes(url: str, data: bytes) -> None:
-    """Write a file at any fsspec URL; write a local one atomically."""
+    """Write a file at any fsspec URL, atomically if the file is local."""
     fs, path = open_file_system(url)
     temporary = f"{path}.{secrets.token_hex(4)}"
     try:
@@ -268,7 +268,7 @@ _REASONS = {
 
 
 def write_reason(error: BaseException, path: str) -> str:
-    """Return the reason of a failed write and the remedy, as the end of a sentence.
+    """Return the reason for a failed write and the remedy, as the end of a sentence.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ def _free_space(path: str) -> str:
 
 @contextlib.contextmanager
 def writing(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise a UsageError with the path, reason and remedy if the block cannot write.
+    """Context manager that raises a UsageError with path, reason and remedy if a write fails.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ _TEXTS = {
 
 
 def disk_error(error: BaseException) -> OSError | None:
-    """Return the disk's OSError from an error's causes or message, or None if there is none."""
+    """Find a disk-related OSError in an error's causes or message; return None if there is none."""
     each: BaseException | None = error
     while each is not None:
         if isinstance(each, OSError) and each.errno in _REASONS:

@@ -46,7 +46,7 @@ _added: set[str] = set()
 
 @contextlib.contextmanager
 def imported_without_telemetry(package: str) -> Iterator[None]:
-    """Import `package` inside the block with its telemetry turned off.
+    """Context manager for importing `package` with its telemetry turned off.
 
     This includes the packages that it imports. The variables are unset again when no thread
     imports any more.

@@ -38,7 +38,7 @@ def main(fd: int, parent: int) -> None:
 def _set_up(
     cores: tuple[int, ...], argv: list[str], capture_output: bool, dies_with_parent: bool
 ) -> None:
-    """Bind this process to its parent and cores, and configure its streams and arguments."""
+    """Tie this process to its parent, pin it to cores, and configure its streams and arguments."""
     if dies_with_parent:
         end_with_parent(os.getppid())
     os.sched_setaffinity(0, cores)

@@ -79,7 +79,7 @@ class Certificate:
 
     @contextlib.contextmanager
     def files(self) -> Iterator[tuple[str, str]]:
-        """Write the key and certificate to temporary files within the block; yield the paths."""
+        """Context manager that yields the paths of temporary files with the key and certificate."""
         with scratch_folder("certificate") as folder:  # mode 0700
             paths = os.path.join(folder, "key.pem"), os.path.join(folder, "certificate.pem")
             for path, content in zip(paths, (self.key, self.certificate), strict=True):

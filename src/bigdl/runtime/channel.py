@@ -51,16 +51,16 @@ class Unreachable(Exception):
 
 
 class _Displaced(Exception):
-    """Raised when the server closed a connection to admit others; the client then retries."""
+    """Raised when the server closed a connection to admit other ones; the client then retries."""
 
 
 class ConnectionLost(RuntimeError):
-    """Raised when the process at the other end of a connection, or the network, is lost."""
+    """Raised when a connection breaks because the other process or the network failed."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Host and port of a channel, the job's secret, and the certificate if it is encrypted.
+    """Host and port of a channel, the job's secret, and the certificate if TLS is used.
 
     An address gives all rights of a worker, so it is sent with the tasks only.
     """
@@ -82,7 +82,7 @@ class Address:
 
 
 def outgoing_address(host: str, port: int) -> str:
-    """Return this machine's IP address on the route to another host without sending a packet."""
+    """Return, without sending a packet, this machine's IP address on the route to another host."""
     family, _, _, _, other = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(other)
@@ -168,7 +168,7 @@ class Connection:
         self._request(["will", key])
 
     def _open(self) -> None:
-        """Connect to the server; retry if the server closes the connection to admit others."""
+        """Connect to the server; retry if the server closes the connection to admit other ones."""
         end = time.monotonic() + HANDSHAKE_S
         while True:
             try:
@@ -263,7 +263,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 def _waits(seconds: float | None) -> Iterator[float]:
-    """Yield short timeouts that add up to `seconds`; yield them forever for None."""
+    """Yield short timeouts that add up to `seconds`, or without end if `seconds` is None."""
     end = float("inf") if seconds is None else time.monotonic() + seconds
     while True:
         left = end - time.monotonic()
@@ -314,12 +314,12 @@ class Channel:
         self.address = Address(host, port, secret, certificate)
 
     def attempt(self, attempt: int) -> AttemptChannel:
-        """Create and return the channel view of one attempt."""
+        """Create and return the :class:`AttemptChannel` of one attempt."""
         self.attempts.append(AttemptChannel(self._store, attempt))
         return self.attempts[-1]
 
     def close(self) -> None:
-        """Stop the server and release the store, even if a traceback still refers to an attempt."""
+        """Stop the server; release the store even if a traceback refers to an attempt's channel."""
         for each in self.attempts:
             each.store = None
         self._store = None

@@ -189,7 +189,7 @@ class Engine(ABC):
         return self.cluster.slots()
 
     def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
-        """Return the plan that distributes the rows of a feed to the workers."""
+        """Return the input plan that distributes a feed's rows to the workers."""
         return feed.prepare(self.cluster, num_workers)
 
     def run(

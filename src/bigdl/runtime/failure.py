@@ -104,7 +104,7 @@ class FailurePolicy:
 
     @classmethod
     def of(cls, value: int | FailurePolicy | None) -> FailurePolicy:
-        """Create a policy from ``max_failures``, an argument of ``fit``; its failure count is 0."""
+        """Create a policy with 0 failures from the ``max_failures`` argument of ``fit``."""
         if value is None:
             return cls()
         if isinstance(value, FailurePolicy):
@@ -143,7 +143,7 @@ class FailurePolicy:
         *,
         only_if: Callable[[], bool] = lambda: True,
     ) -> T:
-        """Call a function, and call it again after a lost worker as often as the policy allows.
+        """Call a function; retry it after a lost worker as often as the policy allows.
 
         Parameters
         ----------

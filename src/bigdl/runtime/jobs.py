@@ -42,7 +42,7 @@ _active: set[int] = set()
 
 @contextlib.contextmanager
 def job_number() -> Iterator[int]:
-    """Yield a new job number and keep the job's spools until the end of the block."""
+    """Context manager that yields a new job number and keeps the job's spools until it exits."""
     number = next(_numbers)
     _active.add(number)
     try:
@@ -82,7 +82,7 @@ def user_error(doc: dict[str, Any]) -> BigDLError:
 def worker_lost(
     unfinished: list[dict[str, Any]], reason: str, reason_of_several: str = ""
 ) -> WorkerLost:
-    """Return a WorkerLost error that names the known lost workers and the reason of the loss."""
+    """Return a WorkerLost error that names the known lost workers and the reason for the loss."""
     if not unfinished:
         return WorkerLost(f"A worker was lost: {reason}")
     who = " and ".join(f"{w['rank']} (process {w['pid']} on {w['host']})" for w in unfinished[:3])
@@ -104,13 +104,13 @@ BY_DRIVER = "stopped by the driver"
 
 
 def request_stop(channel: AttemptChannel, reason: str) -> None:
-    """Request the end of all workers of an attempt, unless it was already requested."""
+    """Request that all workers of an attempt stop, unless this was already requested."""
     if not channel.has("abort"):
         channel.set("abort", reason)
 
 
 def raise_if_stopped(channel: AttemptChannel) -> None:
-    """Raise JobStopped if somebody other than the engine requested the end of the workers.
+    """Raise JobStopped if somebody other than the engine requested that the workers stop.
 
     Raises
     ------
@@ -127,7 +127,7 @@ PYSPARK_CONTEXT = "pyspark.core.context", "pyspark.context"
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Make Ctrl-C raise KeyboardInterrupt in the block instead of calling PySpark's handler.
+    """Context manager in which Ctrl-C raises KeyboardInterrupt and bypasses PySpark's handler.
 
     PySpark's handler cancels every job of the application from inside the main thread's current
     call. Handlers of other programs stay.
@@ -190,7 +190,7 @@ class AttemptMonitor:
             self._stop_others()
 
     def _stop_others(self) -> None:
-        """Stop workers that still wait for a failed peer or compute after a grace period."""
+        """Stop the remaining workers when a grace period has passed since the first failure."""
         if self._failed_at is None and self._channel.count("failed"):
             self._failed_at = time.monotonic()
         if self._failed_at is None:
@@ -210,7 +210,7 @@ class AttemptMonitor:
 
 
 def await_survivors(channel: AttemptChannel, world_size: int) -> None:
-    """Wait until the surviving workers of a failed stage have left."""
+    """Wait until the surviving workers of a failed stage have ended their tasks."""
     end = time.monotonic() + STAGE_LEAVE_S
     while (remaining := unfinished(channel, world_size)) and time.monotonic() < end:
         if len(remaining) == 1:
@@ -219,14 +219,14 @@ def await_survivors(channel: AttemptChannel, world_size: int) -> None:
 
 
 def disconnected(channel: AttemptChannel, world_size: int) -> list[int]:
-    """Return the task indices of workers that disconnected before they left."""
+    """Return the task indices of workers that disconnected before their tasks ended."""
     return [
         p for p in range(world_size) if channel.has(f"gone/{p}") and not channel.has(f"left/{p}")
     ]
 
 
 def unfinished(channel: AttemptChannel, world_size: int) -> list[dict[str, Any]]:
-    """Return the rank, pid and host of the workers that started and did not leave."""
+    """Return the rank, pid and host of the workers that started but did not finish."""
     return workers_at(channel, [p for p in range(world_size) if not channel.has(f"left/{p}")])
 
 
@@ -325,13 +325,13 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         return Channel(engine.cluster.driver_host, engine.port, None, self._certificate)
 
     def _input(self) -> InputPlan:
-        """Return the plan that distributes the input rows to the workers."""
+        """Return the input plan that distributes the input rows to the workers."""
         if self._feed is None:
             return InputPlan(None, None)
         return cast("InputPlan", self._engine.prepare(self._feed, self.num_workers))
 
     def _read_again(self, prepare: Callable[[], InputPlan] | None = None) -> None:
-        """Make the next attempt read the input again, with a new plan from `prepare` if given."""
+        """Make the next attempt reread the input, with a new input plan from `prepare` if given."""
         self._spools = None
         if prepare is None:
             logger.info("The spooled input is missing; the input is read again")
@@ -521,7 +521,7 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
                 self.lost[task_index] = error
 
     def _stop(self, reason: str) -> None:
-        """Request the end of the workers, then kill the remaining ones."""
+        """Request that the workers stop, then kill the workers that still run."""
         with contextlib.suppress(Exception):
             request_stop(self._channel, reason)
         with contextlib.suppress(Exception):
@@ -536,7 +536,7 @@ class CalledJob(Job):
 
     @abstractmethod
     def _calls(self, channel: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:
-        """Start the workers of an attempt within the block and yield their calls."""
+        """Return a context manager that starts an attempt's workers and yields their calls."""
 
     def _poll(self, watch: AttemptMonitor) -> Callable[[], None]:
         """Return the function to call repeatedly until all calls have ended."""

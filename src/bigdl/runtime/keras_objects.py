@@ -226,7 +226,7 @@ class _NameRecorder(dict[str, Any]):
 
 
 def _serialize(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
-    """Save an object with a function of Keras; return its output and the objects that it names."""
+    """Save an object with `write`; return the output and a dict of the objects that it names."""
     attributes = {id(layer): _LayerAttributes.of(layer) for layer in _without_config(value)}
     registration: Any = importlib.import_module("keras.src.saving.object_registration")
     with _lock, contextlib.ExitStack() as stack:
@@ -256,7 +256,7 @@ def _serialize(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, 
 
 @contextlib.contextmanager
 def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Make Keras resolve names in a configuration to the given objects within the block."""
+    """Context manager in which Keras resolves names in a configuration to the given objects."""
 
     def load(code: Any, defaults: Any = None, closure: Any = None, globs: Any = None) -> Any:
         return objects[code[0] if isinstance(code, list | tuple) else code]
@@ -290,7 +290,7 @@ def _temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replace_lambda_functions(dump: Any = None, load: Any = None) -> Iterator[None]:
-    """Replace Keras' functions that write and read lambdas in this thread."""
+    """Temporarily replace Keras' functions that write and read lambdas, in this thread only."""
     functions: Any = importlib.import_module("keras.src.utils.python_utils")
     thread = threading.get_ident()
 
@@ -334,7 +334,7 @@ def _register(name: str, value: Any) -> None:
 
 
 def _without_config(value: Any) -> list[Any]:
-    """Return the layers of an object that have no configuration and are saved as attributes."""
+    """Return an object's layers without a configuration, which are saved as attributes."""
     if not isinstance(value, keras.layers.Layer):
         return []
     if _has_no_config(value):
@@ -547,7 +547,7 @@ def _seed_generator(config: dict[str, Any], state: Any) -> Any:
 
 @contextlib.contextmanager
 def _writable_compile_config(value: Any, names: _NameRecorder) -> Iterator[None]:
-    """Let Keras save a model that was compiled with callables without a configuration."""
+    """Context manager that lets Keras save a model compiled with callables without a config."""
     config = getattr(value, "_compile_config", None)
     if config is None or not getattr(value, "compiled", False):
         yield
@@ -614,7 +614,7 @@ class KerasOptimizer:
 
 
 def _compile_state(model: Any) -> dict[str, Any]:
-    """Return compile arguments and attributes of a model that Keras does not save."""
+    """Return the compile arguments and attributes that Keras does not save with a model."""
     if not isinstance(model, keras.Model):
         return {}
 

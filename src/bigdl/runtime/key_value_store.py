@@ -72,7 +72,7 @@ def new_secret() -> bytes:
 
 
 class Handshake:
-    """Mutual authentication at the start of a connection, which yields its message keys.
+    """Handshake that authenticates both ends of a connection and derives its message keys.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def read_sizes(sizes: bytes) -> tuple[int, int]:
 
 
 class KeyWaiter:
-    """A registered callback that waits for keys."""
+    """A registered callback that runs when all its keys exist."""
 
     def __init__(self, keys: set[str], wake: Callable[[], object]):
         self.missing, self.wake = keys, wake
@@ -265,7 +265,7 @@ class KeyValueStore:
         return value
 
     def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
-        """Replace a value if it equals `expected`, or set a missing one if `expected` is empty.
+        """Replace a value if it equals `expected`; set a missing value if `expected` is empty.
 
         Returns
         -------
@@ -441,7 +441,7 @@ class KeyValueServer:
             self._unauthenticated.pop(writer, None)
 
     def _displace(self) -> None:
-        """Close the oldest unauthenticated connection of the host that opened the most of them.
+        """Close the oldest unauthenticated connection from the host that has the most.
 
         A worker of this job authenticates at once, so it is rarely the oldest. A displaced worker
         retries.

@@ -158,7 +158,7 @@ class _LaunchedWorker(WorkerProcess):
         self.start_call(encode(rank))
 
     def poll(self) -> None:
-        """Receive available answers; record the loss of an ended worker without an answer."""
+        """Receive available answers; record a loss if the worker ended without an answer."""
         has_ended = self.has_ended()
         while not self.has_answered:
             if wait([self.connection], 0):

@@ -392,7 +392,7 @@ class LocalProcesses:
 
     @contextlib.contextmanager
     def borrow(self, number: int, threads: int) -> Iterator[list[LocalWorker]]:
-        """Yield `number` workers within the block; divide the cores among them.
+        """Context manager that yields `number` workers and divides the cores among them.
 
         Raises
         ------

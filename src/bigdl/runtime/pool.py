@@ -141,7 +141,7 @@ class WorkerManager:
         )
 
     def replace(self, worker: PoolWorker) -> PoolWorker:
-        """Start and return a replacement of a dead worker."""
+        """Start and return a replacement for a dead worker."""
         return self._start([(worker.stage, worker.rank)])[0]
 
     def task_error(self, worker: PoolWorker, item: int | None, error: WorkerError) -> TaskError:

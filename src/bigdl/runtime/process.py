@@ -255,7 +255,7 @@ _LIMITS = {
 
 @contextlib.contextmanager
 def _within_limits(rank: int) -> Iterator[None]:
-    """Raise a UsageError that names the exceeded limit if the block cannot start a process."""
+    """Context manager that raises a UsageError if a system limit prevents a process start."""
     try:
         yield
     except OSError as error:

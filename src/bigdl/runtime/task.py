@@ -103,7 +103,7 @@ def is_accepted(spec: TaskSpec, shards: dict[str, Any], rank: int, channel: Atte
 
 
 def reopen(spools: dict[str, Any]) -> dict[str, Any] | None:
-    """Return shards over an earlier attempt's spools; None if some are missing on this machine.
+    """Return shards over an earlier attempt's spools, or None if this machine lacks a spool.
 
     The files are mapped, so they stay readable when another process removes them. Spark does so
     with the files of a decommissioned executor.
@@ -322,7 +322,7 @@ def await_first(channel: AttemptChannel, task_index: int) -> str:
 
 @contextlib.contextmanager
 def task_environment(spec: TaskSpec) -> Iterator[None]:
-    """Apply the driver's import path within the block and import torch."""
+    """Context manager that applies the driver's import path and imports torch."""
     path, name = list(sys.path), "TORCH_CPP_LOG_LEVEL"
     sys.path[:0] = [p for p in spec.import_path if p not in path and os.path.exists(p)]
     # our error messages name the lost worker; torch's are noise
@@ -338,7 +338,7 @@ def task_environment(spec: TaskSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exits_as_errors() -> Iterator[None]:
-    """Make ``os._exit`` raise SystemExit in this thread, so that it is not a lost worker."""
+    """Context manager in which this thread's ``os._exit`` raises SystemExit and loses no worker."""
     here, leave = (os.getpid(), threading.get_ident()), os._exit
 
     def raise_here(status: int) -> NoReturn:

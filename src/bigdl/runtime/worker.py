@@ -175,7 +175,7 @@ class DriverConnection:
         self.result = format, data
 
     def report_failing(self) -> int:
-        """Report that this worker fails; return the number of failed workers so far.
+        """Report that this worker is failing; return the number of failed workers so far.
 
         Call this before the clean-up. The clean-up breaks the collectives of the other workers,
         which then fail, too: the error of the first worker is the cause.
@@ -188,7 +188,7 @@ class DriverConnection:
 
 
 class ChannelConnection(DriverConnection):
-    """A connection to the driver that sends everything over the channel at once."""
+    """A connection to the driver that sends every message over the channel immediately."""
 
     def __init__(self, channel: AttemptChannel):
         super().__init__(channel.get_json("options"))
@@ -380,7 +380,7 @@ class CapturedOutput:
 
 @contextlib.contextmanager
 def capture_output(to_driver: bool, drop: bool) -> Iterator[CapturedOutput]:
-    """Capture stdout and stderr of the block for the driver; `drop` suppresses local output.
+    """Context manager that captures stdout and stderr for the driver; `drop` hides local output.
 
     Executors also write the output to their log. In local mode that log is the driver's output,
     which would show it twice.

@@ -60,7 +60,7 @@ class GradientSyncContract:
         return LocalEngine(workers_per_node=size).run(program, num_workers=size)
 
     def together(self, use: Callable[[GradientSync], T], size: int = 3) -> list[T]:
-        """Return ``use(sync)`` of every rank in a started group of `size` workers."""
+        """Call ``use(sync)`` on every rank of a new group of `size` workers; return the results."""
         sync_class = self.sync
 
         def program(worker: Worker) -> bytes:
@@ -207,7 +207,7 @@ class GradientSyncContract:
         assert self.together(use) == [[[1.0, 1.0], [3.0, 3.0]]] * 3
 
     def test_a_peer_that_leaves_is_noticed(self) -> None:
-        """Check that a collective operation raises PeerLost if a rank has left."""
+        """Check that a collective operation raises PeerLost if a rank has left the group."""
 
         def use(sync: GradientSync) -> str:
             if sync.rank:
@@ -222,7 +222,7 @@ class GradientSyncContract:
         assert self.together(use, size=2) == ["PeerLost", "left"]
 
     def test_the_processes_are_left_as_they_were(self) -> None:
-        """Check that two stops leave no process group and no environment variables."""
+        """Check that calling ``stop`` twice leaves no process group and no environment variable."""
 
         def use(sync: GradientSync) -> tuple[bool, list[str]]:
             sync.stop()

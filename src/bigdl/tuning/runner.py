@@ -144,7 +144,7 @@ def _recorded(objective: Objective, trial: Trial) -> float | Sequence[float]:
 
 
 class TrialPool:
-    """Pool of processes; called as an objective, it runs the trial in a free process.
+    """Pool of processes, callable as an Optuna objective that runs each trial in a free process.
 
     Parameters
     ----------
@@ -273,7 +273,7 @@ class _SearchInterrupted(KeyboardInterrupt):
 
 
 class _TrialProcess:
-    """Callable in a process of the pool that runs the study's trial with a given number."""
+    """Callable that runs the study's trial with a given number in a process of the pool."""
 
     def __init__(self, study: Study, objective: Objective):
         study.sampler.reseed_rng()  # all processes received the same random state

@@ -282,7 +282,7 @@ class Domain(Lazy):
 
 
 class Number(Domain):
-    """Numeric interval, uniform or logarithmic, optionally with steps.
+    """Numeric interval, uniform or logarithmic, optionally restricted to multiples of `q`.
 
     Parameters
     ----------
@@ -354,7 +354,7 @@ class Number(Domain):
         return round(parameter) if self.whole else float(parameter)
 
     def _steps(self) -> tuple[int, int]:
-        """Return the multiples of `q` at the ends of the interval."""
+        """Return the integers n for which ``n * q`` is the smallest and the largest value."""
         q = cast("float", self.q)
         return math.ceil(self.lower / q - _EPS), math.floor(self.upper / q + _EPS)
 
@@ -407,7 +407,7 @@ class Choice(Domain):
         naming.visit_categories(self, self.categories, name)
 
     def chosen(self, assignment: Assignment) -> Any:
-        """Return the category of a trial, which may contain further domains."""
+        """Return the category chosen in a trial; it may contain further domains."""
         return self.value(*assignment.parameters_of(self))
 
     def resolve(self, assignment: Assignment) -> Any:
@@ -682,7 +682,7 @@ class SearchSpace:
 
 
 def json_value(value: Any) -> Any:
-    """Convert a value to JSON-able values; replace other objects by their name."""
+    """Convert a value to JSON-able values; replace objects that are not JSON-able by names."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):

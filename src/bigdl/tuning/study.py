@@ -192,7 +192,7 @@ def _construct(argument: str, name: str, arguments: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def raise_log_level(level: int, *names: str) -> Iterator[None]:
-    """Raise the level of loggers to at least `level` within the block."""
+    """Temporarily raise the level of loggers to at least `level`."""
     before = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger, usual in before.items():
         logger.setLevel(max(level, usual))
@@ -205,7 +205,7 @@ def raise_log_level(level: int, *names: str) -> Iterator[None]:
 
 @contextmanager
 def without_experimental_warnings() -> Iterator[None]:
-    """Suppress Optuna's ExperimentalWarning within the block."""
+    """Context manager that suppresses Optuna's ExperimentalWarning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
@@ -388,7 +388,7 @@ def _only_study(storage: BaseStorage) -> str | None:
 
 
 def record_process(of: Trial | Study) -> None:
-    """Record in a trial or in a study that this process runs it.
+    """Store this process's identity in the trial or study that it runs.
 
     The record in the study covers trials that ended before they could record their process.
     """

@@ -107,7 +107,7 @@ class GradientSync(ABC):
             self._leave(library)
 
     def sum_in_tree(self) -> None:
-        """Use a fixed summation tree for any number of ranks; call it before the first sum.
+        """Use a fixed summation tree for any number of ranks; call before the first sum.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class GradientSync(ABC):
         )
 
     def use_device(self, device: torch.device, *, is_alone: bool) -> None:  # noqa: B027 - optional
-        """Prepare collective operations on GPU tensors; call it on all ranks after :meth:`start`.
+        """Prepare collective operations on GPU tensors; call on all ranks after :meth:`start`.
 
         Parameters
         ----------
@@ -233,7 +233,7 @@ class GradientSync(ABC):
         weight: float,
         may_be_sparse: Sequence[torch.nn.Parameter] = (),
     ) -> contextlib.AbstractContextManager[None]:
-        """All-reduce gradient buckets during the backward pass of the block.
+        """Return a context manager that all-reduces gradients during a backward pass inside it.
 
         :meth:`all_reduce_gradients` must follow with the same arguments on all ranks. A rank may
         skip the block, for example if it has no rows.
@@ -275,13 +275,13 @@ class GradientSync(ABC):
         return SumBuffer(torch.zeros(size, dtype=dtype, device=device), self._begin)
 
     def _buffer_of_arrays(self, size: int, dtype: torch.dtype) -> SumBuffer:
-        """Allocate a buffer for summing arrays; the caller keeps the sums."""
+        """Allocate a buffer for summing arrays; the caller keeps the summed arrays."""
         import torch
 
         return SumBuffer(torch.empty(size, dtype=dtype), self._begin)
 
     def _begin(self, tensor: torch.Tensor, operation: str = "sum") -> Callable[[], None]:
-        """Start an in-place all-reduce; return a function that waits or raises PeerLost."""
+        """Start an in-place all-reduce; return a function that waits for it or raises PeerLost."""
         with as_peer_lost():
             work = self._start_reduce(tensor, operation)
 
@@ -292,7 +292,7 @@ class GradientSync(ABC):
         return wait
 
     def _reduce_sparse(self, parameters: Sequence[torch.nn.Parameter], weight: float) -> None:
-        """All-reduce gradients; the ranks first agree for each whether it is sparse or dense."""
+        """All-reduce gradients; the ranks first agree which gradients are sparse."""
         layouts = [gradient_layout(p.grad) if weight else NONE for p in parameters]
         for parameter, of_ranks in zip(
             parameters, zip(*self.all_gather(layouts), strict=True), strict=True
@@ -311,7 +311,7 @@ class GradientSync(ABC):
 
 @contextlib.contextmanager
 def as_peer_lost() -> Iterator[None]:
-    """Convert a RuntimeError of a library's collective operation in the block to PeerLost.
+    """Context manager that converts a RuntimeError from a collective operation to PeerLost.
 
     Put nothing else in the block: errors of BigDL or of the model would be retried.
     """

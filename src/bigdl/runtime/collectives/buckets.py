@@ -154,7 +154,7 @@ class FlatBuckets:
 
     @contextlib.contextmanager
     def overlap(self, weight: float) -> Iterator[None]:
-        """All-reduce the buckets that the backward pass within the block completes.
+        """Context manager that all-reduces buckets as soon as the backward pass completes them.
 
         :meth:`all_reduce` must follow. Nothing is sent early if other hooks may change the
         gradients.
@@ -281,7 +281,7 @@ def sum_with_buffers(
 def _start_sums(
     arrays: Sequence[npt.NDArray[Any]], weight: float, make_buffer: Callable[..., SumBuffer]
 ) -> tuple[list[npt.NDArray[Any]], list[Callable[[], None]]]:
-    """Start the weighted sums; return views of them and functions that wait, in calling order."""
+    """Start summing weighted arrays; return views of the sums, and wait functions in call order."""
     import numpy as np
     import torch
 

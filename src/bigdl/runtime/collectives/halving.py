@@ -89,7 +89,7 @@ class HalvingDoubling:
         return self.begin(functools.partial(self.sum, tensor))
 
     def begin(self, work: Callable[[int], None]) -> Callable[[], None]:
-        """Run a function that exchanges tensors in a background thread.
+        """Run a tensor-exchanging function in a background thread.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class HalvingDoubling:
         return self._pools[turn].apply_async(work, (turn,)).get
 
     def close(self) -> None:
-        """Close the background threads of the sums."""
+        """Stop the background threads that compute sums."""
         for pool in self._pools:
             pool.close()
 

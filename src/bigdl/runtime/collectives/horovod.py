@@ -252,7 +252,7 @@ def slots_of(hosts: Sequence[str]) -> list[Slot]:
 
 @contextlib.contextmanager
 def _rendezvous(host: str, slots: Sequence[Slot]) -> Iterator[int]:
-    """Run Horovod's key-value server on this machine within the block and yield its port."""
+    """Context manager that runs Horovod's key-value server on this machine and yields its port."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     class Server(RendezvousHTTPServer):

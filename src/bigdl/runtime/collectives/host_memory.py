@@ -83,7 +83,7 @@ def map_shared_memory(process: int, fd: int) -> np.ndarray:
 
 
 def local_peers(sync: GradientSync) -> dict[int, int]:
-    """Return the ranks that share memory with this rank on its host; call it on all ranks.
+    """Return the ranks that share memory with this rank on its host; call on all ranks.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ class HostExchange:
         self._mapped: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
 
     def write(self, messages: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
-        """Write messages to local memory; overwrite the messages of the write before last.
+        """Write messages to local memory; overwrite the messages of the second-to-last write.
 
         Parameters
         ----------
@@ -430,7 +430,7 @@ class BlockBuffer(SharedBuffer):
 
 
 def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
-    """Return how many ranks per host add up before hosts exchange sums; call it on all ranks.
+    """Return how many ranks per host sum values before hosts exchange sums; call on all ranks.
 
     Parameters
     ----------

@@ -65,11 +65,11 @@ class RowTable(Protocol):
         ...
 
     def request(self, keys: Any, counts: Any, world_size: int) -> Any:
-        """Return the integers that request keys from owners; `counts` are the keys' frequencies."""
+        """Return the integers that request keys from owner ranks; `counts` are key frequencies."""
         ...
 
     def row_indices(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
-        """Return the row indices that each rank's (request, is_training) pair asks for."""
+        """Return the requested row indices for each rank's (request, is_training) pair."""
         ...
 
     def end_step(self) -> None:
@@ -203,7 +203,7 @@ def _sort_with_indices(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def _expand_function() -> Any:
-    """Return the autograd function that :meth:`Distinct.expand` applies; import torch for it."""
+    """Import torch and return the autograd function that :meth:`Distinct.expand` applies."""
     import torch
 
     class ExpandRows(torch.autograd.Function):
@@ -299,7 +299,7 @@ class RowExchange:
         return distinct.expand(self._round(table, request, counts, wants_gradient))
 
     def finish(self) -> None:
-        """End a forward pass: serve rows to other ranks until all ranks have ended theirs."""
+        """End a forward pass: serve rows to other ranks until every rank ends its forward pass."""
         import torch
 
         self._is_finished = True
@@ -309,7 +309,7 @@ class RowExchange:
                 pass
 
     def _round(self, table: int, request: Any, counts: list[int], wants_gradient: bool) -> Any:
-        """Exchange rows with all ranks; return the requested rows, or None if no rank reads."""
+        """Exchange rows with all ranks; return the requested rows, or None if no rank reads any."""
         import torch
 
         sync = self._sync

@@ -47,7 +47,7 @@ class TorchDistributedSync(GradientSync):
         self.sums_in_tree = True
 
     def use_device(self, device: torch.device, *, is_alone: bool) -> None:
-        """Use a GPU for all further collective operations; call it on all ranks.
+        """Use a GPU for all further collective operations; call on all ranks.
 
         Parameters
         ----------
@@ -196,7 +196,7 @@ class TorchDistributedSync(GradientSync):
 
 
 def _gloo_environment(host: str) -> EnvContext:
-    """Return a context in which gloo uses the interface of `host` and reads addresses in bulk.
+    """Return a context manager that makes gloo use `host`'s interface and bulk address reads.
 
     By default gloo reads addresses one by one, which takes seconds with a hundred workers.
     """

@@ -108,7 +108,7 @@ class _TunnelExit(TunnelEnd):
 
 
 class _TunnelEntrance(TunnelEnd):
-    """Start of a tunnel, to which gloo in this worker connects."""
+    """Local end of a tunnel, to which gloo in this worker connects."""
 
     def __init__(self, tunnels: Tunnels, host: str, port: int, target_port: int):
         super().__init__()

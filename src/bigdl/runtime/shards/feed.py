@@ -43,7 +43,7 @@ class SourceError(UsageError):
 
 @dataclass
 class InputPlan:
-    """Plan by which the tasks of an engine read the rows of an input.
+    """Plan that determines how an engine's tasks read the rows of an input.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class Feed(ABC):
 
     @property
     def identity(self) -> Any:
-        """JSON-able identity of the rows beyond name and version; None if unknown."""
+        """JSON-able value that, with name and version, identifies the rows; None if unknown."""
         return None
 
     def at(self, version: Any, identity: Any = None) -> Feed:
@@ -159,7 +159,7 @@ class Feed(ABC):
 
     @abstractmethod
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
-        """Check the input and return the plan that distributes its rows to `num_workers` tasks."""
+        """Check the input; return the input plan that distributes rows to `num_workers` tasks."""
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
         """Return the input with predictions, in the same type and row order.
@@ -172,5 +172,5 @@ class Feed(ABC):
         raise not_predicted(self.kind)
 
     def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list[Any]:
-        """Return samples of the first partitions; empty if this input type has none."""
+        """Return samples of the first partitions, or an empty list if there are no partitions."""
         return []

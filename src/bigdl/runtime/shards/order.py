@@ -260,7 +260,7 @@ def order_facts(rows: int, shuffle: bool | str, window: int | None) -> dict[str,
 
 
 def make_order(facts: dict[str, int | str], rows: int, seed: int, epoch: int) -> Order:
-    """Create the order of one epoch from its description."""
+    """Create an epoch's row order from the description that :func:`order_facts` returned."""
     order_type = facts.get("kind")
     if order_type == "table":
         return TableOrder(rows)

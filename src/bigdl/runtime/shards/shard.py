@@ -76,12 +76,12 @@ class Spool:
     columns: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the description as JSON-able values."""
+        """Return the fields of the Spool as JSON-able values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, doc: dict[str, Any]) -> Spool:
-        """Create a description from JSON values."""
+        """Create a Spool from its JSON description."""
         leaves = [ArraySpec.from_json(x) for x in doc["leaves"]]
         return cls(**{**doc, "leaves": leaves})
 
@@ -203,7 +203,7 @@ class SpoolWriter:
         self._chunks.append((0, 0, rows, checksum))
 
     def finish(self) -> Spool:
-        """Close the files, sort their chunks, and return the spool's description."""
+        """Close the files, sort their chunks, and return the finished :class:`Spool`."""
         for file in self._files:
             file.close()
         leaves = self._leaves
@@ -293,7 +293,7 @@ def _bytes_of(values: npt.NDArray[Any]) -> memoryview:
 
 
 def _with_widest(known: list[ArraySpec], leaves: list[ArraySpec]) -> list[ArraySpec]:
-    """Return array specs with the wider text dtypes of two; raise on any other difference."""
+    """Merge two lists of array specs: keep the wider text dtypes; raise on other differences."""
     if [_of_any_width(leaf) for leaf in known] != [_of_any_width(leaf) for leaf in leaves]:
         raise SourceError(describe_difference(known, leaves), code="data-schema")
     pairs = zip(known, leaves, strict=True)
@@ -443,7 +443,7 @@ class Shard:
         self.arrays = spool.arrays()
 
     def locate(self, name: str) -> dict[str | None, tuple[int, int | None]]:
-        """Return the locations of a column by map key; the key is None if it is not a map column.
+        """Return a column's locations by map key; a column that is not a map has the key None.
 
         A location is the index of the array, and the column within it (None for the whole array).
         """

@@ -351,7 +351,7 @@ def split_evenly(rows: int, parts: int) -> list[tuple[int, int]]:
 
 
 def join_shards(parts: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
-    """Join the arrays of equally structured containers, by default by numpy.concatenate."""
+    """Join the arrays of equally structured containers, by default with numpy.concatenate."""
     join = join or np.concatenate
     first = parts[0]
     if isinstance(first, dict):
