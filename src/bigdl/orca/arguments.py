@@ -185,7 +185,7 @@ def check_python(location: Any, conf: Mapping[str, str]) -> str:
 
 
 def check_cluster_options(mode: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the arguments of a cluster mode; None counts as not passed."""
+    """Validate the arguments of a cluster mode; treat None as not passed."""
     wanted = "connect" if mode in CONNECT_MODES else family(mode)
     return {
         name: check(name, kwargs[name])
@@ -207,7 +207,7 @@ def check_text(name: str, value: Any) -> str:
 
 
 def _check_list(name: str, value: Any) -> str:
-    """Validate files, passed as a sequence or a comma-separated string."""
+    """Validate a list of files, passed as a sequence or a comma-separated string."""
     entries = value if isinstance(value, list | tuple | set) else [value]
     return ",".join(check_text(name, each) for each in entries)
 

@@ -355,7 +355,7 @@ def init_spark_with(
 
 
 def stop_launched_cluster() -> None:
-    """Stop the standalone cluster that this process started, if any, and its context."""
+    """Stop Spark and the standalone cluster that this process started, if any."""
     with _Clusters.lock:
         if _Clusters.launched is not None and _Clusters.launched.cluster is not None:
             stop_orca_context()

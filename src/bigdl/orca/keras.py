@@ -102,7 +102,7 @@ class _TableLayer(keras.layers.Layer):
         self.built = True
 
     def _first_values(self, rows: torch.Tensor) -> None:
-        """Initialize rows of the table, under torch's current seed."""
+        """Initialize rows of the table; the values depend on torch's current random state."""
         initializer, dtype = self.embeddings_initializer, str(rows.dtype).removeprefix("torch.")
         if isinstance(initializer, keras.initializers.Initializer):
             config = initializer.get_config()

@@ -486,7 +486,7 @@ class TensorShard(BatchSource):
         return None
 
     def deal(self, rank: int, size: int) -> None:
-        """Keep this rank's share of rows that every worker holds; the row order does not matter."""
+        """Keep this rank's share of the rows, if every worker holds the same rows in any order."""
         import torch
 
         order = torch.from_numpy(np.argsort(self._ids, kind="stable")[rank::size].copy())
@@ -992,7 +992,7 @@ class LoaderBatches(BatchSource):
         self._one_by_one = _BatchMaker((loader.dataset, loader.collate_fn))
 
     def take_types(self, types: list[Any] | None, training: BatchSource) -> None:
-        """Cast numbers to the dtypes of the batches that `training` made so far."""
+        """Cast numbers to the dtypes of the batches that `training` has returned so far."""
         self._like = training if isinstance(training, LoaderBatches) else None
 
     def window(self, memory: int) -> int:
@@ -1081,7 +1081,7 @@ class LoaderBatches(BatchSource):
         return loaded
 
     def close(self) -> None:
-        """End the loader processes."""
+        """Stop the loader processes."""
         if self._processes is not None:
             self._processes.close()
             self._processes = None
@@ -1117,7 +1117,7 @@ class _BatchMaker:
 
 
 class _Processes:
-    """Loader processes that live until the end of the fit or evaluation.
+    """Loader processes that run until the end of the fit or evaluation.
 
     They are forked from a server that has only imported torch, since processes forked from this one
     would inherit locks of its threads. The server ends with this process.

@@ -215,7 +215,7 @@ class CheckpointDirectory:
         return aside
 
     def _remove(self, name: str) -> None:
-        """Remove a checkpoint that is about to be written again."""
+        """Remove the checkpoint `name`, if it exists, before it is written again."""
         if self._fs.exists(f"{self._root}/{name}"):
             self._fs.rm(f"{self._root}/{name}", recursive=True)
 
@@ -368,7 +368,7 @@ def read_checkpoint(path: str) -> Checkpoint | None:
 
 
 def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
-    """Return a checkpoint below a ``model_dir`` or a run's folder.
+    """Read a checkpoint below a ``model_dir`` or a run's folder.
 
     Parameters
     ----------
@@ -444,7 +444,7 @@ class BackgroundWriter:
         self._written: Future[Any] | None = None
 
     def start(self, write: Callable[[], None]) -> None:
-        """Wait for the current write, then start this one."""
+        """Wait for the current write, then start `write` in the background."""
         self.wait()
         self._written = in_thread(write)
 

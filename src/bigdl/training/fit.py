@@ -62,7 +62,7 @@ _WARNING = "warning"  # prefix of the topics of workers' warnings to the user
 
 
 class TrainingSession:
-    """Trainer that runs an Estimator's fits with retries and keeps the training state between them.
+    """Trainer that runs an Estimator's fits with retries and keeps the training state between fits.
 
     Parameters
     ----------
@@ -522,7 +522,7 @@ class Hooks(ABC):
 
     @abstractmethod
     def end_epoch(self, entry: dict[str, Any], is_whole: bool) -> dict[str, Any]:
-        """Run callbacks after the steps of an epoch; return its ``loss`` and ``score``."""
+        """Run callbacks after the steps of an epoch; return the epoch's ``loss`` and ``score``."""
 
     def close_epoch(self, entry: dict[str, Any]) -> None:  # noqa: B027 - few have to do it
         """Run callbacks after an epoch has been counted as finished."""
@@ -587,7 +587,7 @@ class Checkpointer(ABC):
         return False
 
     def leave(self) -> None:  # noqa: B027 - few have to do it
-        """Save the state and end the workers."""
+        """Save the state and stop the workers."""
 
     def recover(self, error: WorkerLost) -> None:
         """Restore the newest state after the loss of a worker, or raise the error."""
@@ -687,7 +687,7 @@ def start(worker: Worker, sync: GradientSync) -> BackgroundWriter:
 def exchange(
     sync: GradientSync, known: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], list[Any] | None]:
-    """Exchange facts about the workers' rows; return them by rank, and the training data's types.
+    """Exchange facts about the workers' rows; return all facts and the training data's dtypes.
 
     Parameters
     ----------
@@ -889,7 +889,7 @@ class WorkerCheckpointer(Checkpointer):
     # -- during the fit --------------------------------------------------------------------------
 
     def must_leave(self) -> bool:
-        """Ask all ranks, about once a second, if a machine is about to shut down."""
+        """Ask all ranks, about once a second, whether a machine is about to shut down."""
         step = self._state.position.global_step
         if not self._worker.may_leave or step < self._next_vote:
             return False

@@ -30,7 +30,7 @@ _PROBED_ROWS = 64
 
 @dataclass(frozen=True)
 class LossForm:
-    """Numbers that a loss divides its sums of elements by, read from its autograd graph.
+    """Divisors of the sums of elements in a loss, read from its autograd graph.
 
     Attributes
     ----------
@@ -232,7 +232,7 @@ def _of_product(
 
 
 def _is_trained_number(node: Any) -> bool:
-    """Return True if a node computes its output from a single scalar parameter alone."""
+    """Return True if a node's output depends only on one scalar parameter."""
     for _ in range(8):
         if node is None:
             return False
@@ -303,7 +303,7 @@ def _is_elementwise(node: Any) -> bool:
 
 @contextmanager
 def readable_graph() -> Iterator[None]:
-    """Record autograd graphs within the block without storing large tensors."""
+    """Context manager that records autograd graphs without storing large tensors."""
 
     def shape_alone(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.numel() <= 1:
@@ -496,7 +496,7 @@ class PartialLoss:
         return float("nan") if self.form is None else self.form.divisor
 
     def times(self, number: float) -> float:
-        """Multiply the loss by a number, where 0 times nan is 0."""
+        """Return the loss multiplied by a number, where 0 times nan is 0."""
         return 0.0 if number == 0.0 else self.loss * number
 
 
@@ -599,7 +599,7 @@ class LossWeights:
         return self.reduction == DIVISOR
 
     def is_due(self) -> bool:
-        """Count a batch; return True if the loss should be probed with it, on all ranks alike.
+        """Count a batch; return True on every rank if the loss should be probed with this batch.
 
         Every batch is due until the reduction is known; then the intervals double.
         """

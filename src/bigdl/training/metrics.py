@@ -110,7 +110,7 @@ class EpochSums:
 
     @classmethod
     def total(cls, everyone: Iterable[EpochSums]) -> EpochSums:
-        """Add up the sums of several workers."""
+        """Add up the EpochSums of several workers."""
         return cls(*map(sum, zip(*map(astuple, everyone), strict=True)))
 
     @staticmethod
@@ -154,7 +154,7 @@ class Timers:
 
     @contextlib.contextmanager
     def record(self, name: str) -> Iterator[None]:
-        """Measure a block and record its duration under `name`."""
+        """Context manager that records its duration under `name`."""
         started = time.perf_counter()
         try:
             yield
@@ -415,7 +415,7 @@ class MetricDict(dict[str, Any]):
     """
 
     def _other(self, key: Any) -> Any:
-        """Return the name under which a metric is stored; `key` itself if there is none."""
+        """Return the name under which a metric is stored, or `key` if the metric is not stored."""
         wanted = _name_of_metric(key)
         if wanted is not None and not super().__contains__(key):
             for name in self:

@@ -140,7 +140,7 @@ class Position:
         return [entry for entry in everything if first < entry["epoch"] <= last]
 
     def end_of(self, criterion: StoppingCriterion) -> int | None:
-        """Return the last epoch of the fit with this criterion; None if it has not ended."""
+        """Return the last epoch of the fit with this criterion; None if the fit has not ended."""
         if criterion.key in self.ends:
             return self.ends[criterion.key]
         if not criterion.is_reached(self):
@@ -306,7 +306,7 @@ class SeveralIteration(_Reproducible):
 
 
 class MaxEpoch(_Reproducible):
-    """Trigger that fires once `max_epoch` epochs are finished, and from then on.
+    """Trigger that fires after every step once `max_epoch` epochs are finished.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ class MaxEpoch(_Reproducible):
 
 
 class MaxIteration(_Reproducible):
-    """Trigger that fires once `max_iteration` optimizer steps are done, and from then on.
+    """Trigger that fires after every step once `max_iteration` optimizer steps are done.
 
     Parameters
     ----------

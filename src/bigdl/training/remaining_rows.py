@@ -27,7 +27,7 @@ _PIECE = 1 << 22  # bytes that are hashed at once
 
 
 class RemainingBatches(BatchPlan):
-    """Plan of an epoch's remaining batches; their numbers follow those of the finished batches.
+    """Batch plan for the rest of an epoch, whose batch numbers continue from the finished batches.
 
     Parameters
     ----------

@@ -109,7 +109,7 @@ def seed_everything(seed: int, rank: int = 0) -> int:
 
 @contextlib.contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
-    """Run the block under a seed, then restore the random generators of the process."""
+    """Context manager that seeds the random generators, and restores their states at its end."""
     before = capture_rng()
     try:
         seed_everything(seed)

@@ -145,7 +145,7 @@ class TreeSum:
         self._partial.append((level, tensors))
 
     def take(self) -> list[torch.Tensor]:
-        """Return the sum of the leaves, whose number is a power of two, and reset it."""
+        """Return the sum of the leaves, whose number is a power of two, and reset the tree."""
         ((_, tensors),) = self._partial
         self._partial = []
         return tensors

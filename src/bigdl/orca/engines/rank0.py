@@ -56,7 +56,7 @@ class RowConnection(DriverConnection):
 
 
 def _with_data(rank: int, row_type: str, detail: str, data: bytes) -> Iterator[Row]:
-    """Yield rows with pieces of the data, then the row that they belong to."""
+    """Yield the data in pieces, as rows, then the row that the data belongs to."""
     for start in range(0, len(data), CHUNK):
         yield rank, "piece", "", data[start : start + CHUNK]
     yield rank, row_type, detail, None

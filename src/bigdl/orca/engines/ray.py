@@ -94,7 +94,7 @@ class RayPool:
 
     @contextlib.contextmanager
     def lend(self, number: int, cores: int, patience: float) -> Iterator[list]:
-        """Reserve CPUs and yield an actor for each worker.
+        """Context manager that reserves CPUs and yields a list with one actor per worker.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class RayPool:
                         self._idle.setdefault(node, []).append(actor)
 
     def close(self) -> None:
-        """End the idle workers."""
+        """Stop the idle workers."""
         with self._lock:
             idle, self._idle = self._idle, {}
         for actors in idle.values():
@@ -192,7 +192,7 @@ def kill(actor) -> None:
 
 @contextlib.contextmanager
 def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
-    """Reserve CPUs for workers, spread over the nodes; yield the node of each, sorted by node."""
+    """Context manager that reserves CPUs spread over the nodes and yields each worker's node."""
     from ray.util import placement_group, placement_group_table, remove_placement_group
 
     group = placement_group([{"CPU": cores}] * number, strategy="SPREAD")
@@ -348,5 +348,5 @@ class RayEngine(Engine):
             return super().prepare(feed, num_workers)
 
     def shutdown(self) -> None:
-        """End the idle workers; the next program starts new ones."""
+        """Stop the idle workers; the next program starts new workers."""
         self.pool.close()

@@ -264,7 +264,7 @@ class SparkJob(Job):
         raise cause from None
 
     def _poll(self, watch):
-        """Return the function that is called until the stage has ended."""
+        """Return the function that is called repeatedly until the stage has ended."""
         return watch.poll
 
     def _rows(self, stage):
@@ -312,7 +312,7 @@ class SparkJob(Job):
         return self._rdd
 
     def _planned(self, spec):
-        """Plan the stage over the input, with the SQL settings that the input needs."""
+        """Build the stage that reads the input, with the SQL settings that the input needs."""
         frame = self._input_plan.frame
         source = self._empty() if frame is None else frame
         stage = self._mapped(source, spec)

@@ -332,7 +332,7 @@ class MessageExchange:
         return messages, coming
 
     def _around(self, blocks: dict[int, list], arriving: dict[int, list]) -> None:
-        """Send large parts around a ring of ranks: first the local, then the received blocks."""
+        """Send large parts around a ring of ranks: first local blocks, then received blocks."""
         import torch.distributed as dist
 
         world, this = self._sync.world_size, self._sync.rank
@@ -432,7 +432,7 @@ class SplitMessage:
 
     @classmethod
     def of(cls, message: ArrayMessage) -> "SplitMessage":
-        """Split a message; several large parts are joined to one."""
+        """Split a message; join several large parts into one."""
         import torch
 
         parts, size = message.parts, len(message)
@@ -459,7 +459,7 @@ def _opened(header: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class StateFiles:
-    """Files in which the ranks keep a training's states; all methods are collective operations.
+    """Files that store the ranks' states in a training run; all methods are collective operations.
 
     Parameters
     ----------
@@ -475,7 +475,7 @@ class StateFiles:
         self._locations = [row[0] for row in sync.all_gather([float(zlib.crc32(location))])]
 
     def keep_only(self, name: str | None) -> None:
-        """Remove all states except those with this name."""
+        """Remove the files of all states except the state `name`."""
         for path in list(Path(self._folder).iterdir()):
             if name is None or not path.name.startswith(f"{name}-"):
                 path.unlink(missing_ok=True)  # other ranks do the same

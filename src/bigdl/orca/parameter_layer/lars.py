@@ -54,7 +54,7 @@ class SliceOptimizer(torch.optim.Optimizer, ABC):
 
 
 class LARS(SliceOptimizer):
-    """SGD with momentum whose layer-wise rates scale with the ratio of weight and gradient norms.
+    """SGD with momentum that scales each layer's rate by weight norm divided by gradient norm.
 
     Parameters
     ----------

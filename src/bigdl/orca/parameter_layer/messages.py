@@ -22,7 +22,7 @@ from bigdl.common.checks import check_choice
 
 
 class Codec:
-    """Encoding of float32 vectors as bytes: unchanged here, rounded in other codecs.
+    """Codec that stores float32 vectors as bytes without rounding; its subclasses round the values.
 
     Attributes
     ----------

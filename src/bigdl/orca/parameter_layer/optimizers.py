@@ -47,7 +47,7 @@ _COUNTERS = ("step", "eta", "mu", "mu_product")
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise an error for an optimizer that cannot be sliced, or parameters other than float32."""
+    """Raise an error if an optimizer cannot be sliced or a parameter is not float32."""
     import torch
 
     optimizer_type = type(optimizer)
@@ -177,7 +177,7 @@ def update_slice(
 
 
 def _create_optimizer(optimizer_type: type, groups: list[dict], has_state: bool) -> Any:
-    """Create an optimizer for parameter groups, without initial state if `has_state`.
+    """Create an optimizer for parameter groups; if `has_state`, leave its state empty.
 
     Adagrad allocates its state in the constructor, which may be as large as a table.
     """
@@ -216,7 +216,7 @@ def cut_state(state: Mapping[int, Mapping], geometry: FlatLayout, rank: int) -> 
 
 
 def _cut(key, value, size, first, last, width):
-    """Return the part of a state value for elements `first` to `last`, or for their rows."""
+    """Slice an optimizer state value to the elements `first` to `last`, or to their table rows."""
     import torch
 
     if isinstance(value, torch.Tensor) and key not in _COUNTERS:

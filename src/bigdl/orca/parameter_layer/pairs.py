@@ -124,7 +124,7 @@ class Pairs:
         return RDD(self._values_of(pairs), self.sc, NoOpSerializer())
 
     def on_lanes(self, pairs: Any, first: int, last: int) -> Any:
-        """Select the pairs whose lane is `first` to `last`; small pairs are not filtered.
+        """Select the pairs whose lane is between `first` and `last`; return small pairs unfiltered.
 
         For small pairs a filter costs the driver more than unneeded pairs cost a task.
         """
@@ -153,7 +153,7 @@ class Pairs:
             self.sc._jsc.sc().unpersistRDD(pairs.rdd().id(), False)
 
     def remove_shuffles(self, shuffled: Sequence) -> None:
-        """Remove the shuffle files of RDDs that are not read again."""
+        """Remove the shuffle files of RDDs that are no longer read."""
         with contextlib.suppress(Exception):
             cleaner = self.sc._jsc.sc().cleaner().get()
             for each in shuffled:

@@ -1,4 +1,4 @@
-"""Plan of a training run, its steps, and the interface of transports.
+"""Settings and steps of a training run, and the interface of transports.
 
 A **Transport** sends the bytes of one training between ranks.  The driver opens it with the rows,
 sets the state of every rank with :meth:`Transport.start`, and then runs groups of steps.  Between
@@ -209,7 +209,7 @@ class LayerStep:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Plan of a training run, which all ranks share.
+    """Settings of a training run that are equal on all ranks.
 
     Attributes
     ----------
@@ -258,7 +258,7 @@ class LayerPlan:
 
     @property
     def owners(self) -> int:
-        """Number of slices, each with one owner."""
+        """Number of slices of the weights; each slice belongs to one rank."""
         return self.ranks if self.slices is None else self.slices
 
     @property
@@ -267,7 +267,7 @@ class LayerPlan:
 
     @property
     def needs_statistics(self) -> bool:
-        """True if ranks exchange statistics of their sums before the update."""
+        """True if ranks exchange statistics of the summed gradients before the update."""
         return self.norm is not None or self.needs_norms
 
 

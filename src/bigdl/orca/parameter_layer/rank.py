@@ -1,4 +1,4 @@
-"""A rank of the parameter layer: its state and its part in a step, for every transport.
+"""Computations of one rank in a step of the parameter layer, for every transport.
 
 BatchNorm statistics and other buffers are merged after every step, so they depend neither on the
 transport nor on the group size.  Only buffers that a rank has changed are sent.
@@ -61,7 +61,7 @@ def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dic
 
 @dataclass
 class Contribution(Packable):
-    """Gradient and statistics of a rank's part of a batch, a slice of them, or a sum of slices.
+    """Gradient of one rank's rows, one slice of this gradient, or a sum of slices; with statistics.
 
     Attributes
     ----------
@@ -389,7 +389,7 @@ class Rank:
 
     @contextlib.contextmanager
     def sending(self, state: RankState) -> Iterator[None]:
-        """Measure the time of sending the weights, and add it to the last step's record."""
+        """Context manager that adds the time to send the weights to the last step's record."""
         started = time.perf_counter()
         yield
         if state.records:  # empty at the start of a group

@@ -184,7 +184,7 @@ class Work:
         return self._number < self._constants.plan.owners
 
     def _state(self) -> RankState:
-        """Return this rank's state, with weights from the message to all ranks if it has none."""
+        """Return this rank's state; get missing weights from the weights message to all ranks."""
         state = RankState.unpack(self.inbox.message(b"S"))
         if not len(state.weights):
             weights = self.inbox.document(b"W")["weights"]
@@ -292,7 +292,7 @@ def _run(constants, work, arguments, lane, reads, index, frames):
 
 @contextlib.contextmanager
 def _threads(count: int):
-    """Limit torch to `count` threads within the block; cheaper than :func:`thread_scope`."""
+    """Context manager that limits torch to `count` threads; cheaper than :func:`thread_scope`."""
     import torch
 
     before = torch.get_num_threads()

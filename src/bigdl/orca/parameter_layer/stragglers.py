@@ -79,7 +79,7 @@ class DropStragglers:
 
 
 class StragglerLimit:
-    """Time limit of a contribution, derived from the times of earlier steps.
+    """Time limit of a contribution, derived from the durations of earlier steps.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class StragglerLimit:
         self._times: list[float] = []
 
     def add(self, sources: Sequence[dict]) -> None:
-        """Add the times of one step, as every rank reported them, and update the limit."""
+        """Add the durations of one step, as every rank reported them, and update the limit."""
         rule = self._rule
         if rule is None:
             return

@@ -199,7 +199,7 @@ class KeyedRows:
         self._index_of_keys.put(keys, rows)
 
     def _ripe(self, keys: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Count reads of keys without a row; return the keys that now get one."""
+        """Count reads of keys without a row; return the keys that now get a row."""
         both = Distinct(torch.cat([self.candidates[:, 0], keys]))
         times = torch.cat([self.candidates[:, 1], counts])
         sums = torch.zeros_like(both.keys).index_add_(0, both.inverse, times)
@@ -303,7 +303,7 @@ class SavedTable:
         return torch.nonzero(is_owned)[:, 0]
 
     def of_worker(self, placement: TablePlacement, selection: torch.Tensor) -> SavedTable:
-        """Return the part of this state that belongs to one worker's rows and keys."""
+        """Return the state of one worker's rows and candidate keys."""
         is_owned = owners_of_keys(self.candidates[:, 0], placement.world_size) == placement.rank
         return SavedTable(
             self.keys[selection], self.last_read[selection], self.candidates[is_owned], self.steps

@@ -36,7 +36,7 @@ tf = LazyModule("tensorflow", "tf")
 
 
 class StepErrors:
-    """First error of the callbacks in a compiled step, kept because backends would wrap it.
+    """Record of the first callback error in a compiled step, since backends would wrap the error.
 
     Attributes
     ----------
@@ -218,7 +218,7 @@ class LayerRows:
 
 @functools.cache
 def _anchored() -> Callable[..., Any]:
-    """Create an autograd function that returns table rows, with a zero gradient for the anchor."""
+    """Create an autograd function of `anchor` and `rows` that returns `rows`."""
 
     class Anchored(torch.autograd.Function):
         @staticmethod
@@ -408,7 +408,7 @@ class _States:
 
 @contextlib.contextmanager
 def optimizers_cut() -> Iterator[None]:
-    """Make Keras optimizers load no state of sharded table rows within the block.
+    """Context manager in which Keras optimizers load no state of sharded table rows.
 
     The torch optimizers of the sharded rows keep the state of the rows.
     """

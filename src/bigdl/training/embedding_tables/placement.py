@@ -45,7 +45,7 @@ _current: ContextVar[TablePlacement | None] = ContextVar("placement", default=No
 
 @contextlib.contextmanager
 def table_placement(placement: TablePlacement | None) -> Iterator[None]:
-    """Build models with this placement within the block; None keeps the current one."""
+    """Context manager that sets the table placement of new models; None keeps the current one."""
     token = _current.set(placement or _current.get())
     try:
         yield
@@ -54,5 +54,5 @@ def table_placement(placement: TablePlacement | None) -> Iterator[None]:
 
 
 def current_placement() -> TablePlacement | None:
-    """Return the placement of the enclosing block, or None."""
+    """Return the placement that the active :func:`table_placement` set, or None."""
     return _current.get()

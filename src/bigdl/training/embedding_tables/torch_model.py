@@ -96,7 +96,7 @@ class ShardedTables:
             table.connect(self._exchange)
 
     def begin(self) -> None:
-        """Start row reads for a forward pass, or for several without gradients."""
+        """Start row reads for one forward pass, or for several forward passes without gradients."""
         if self._exchange is not None:
             for table in self._tables.values():
                 table.expect_reads(at_random=True)

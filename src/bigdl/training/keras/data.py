@@ -383,7 +383,7 @@ class ColumnRows:
 
 
 def check_end(data: Rows, what: str, argument: str, limit: int | None) -> None:
-    """Raise an error if unlimited reading is requested of an endless dataset.
+    """Raise an error if an endless dataset would be read without a limit.
 
     Parameters
     ----------

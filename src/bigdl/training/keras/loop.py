@@ -1,4 +1,4 @@
-"""Training loop of Keras: a step, an epoch, a fit.
+"""Training loop of Keras models: steps, epochs and fits.
 
 Like the PyTorch loop it is independent of the engine and the type of input.  A step calls the
 model's ``train_step``; gradients are all-reduced before they reach the optimizer

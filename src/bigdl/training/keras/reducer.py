@@ -153,7 +153,7 @@ class WorkerSteps:
         return logs
 
     def _check(self) -> None:
-        """Raise the errors that occurred inside the step."""
+        """Raise the first error that occurred inside the step, if any."""
         if self.tables is not None:
             self.tables.errors.check()
         self._reducer.errors.check()
@@ -217,7 +217,7 @@ class GradientReducer:
         self.errors = StepErrors()
 
     def attach(self, model: Any, others: Sequence[Any] = ()) -> None:
-        """Make the optimizers of a model, and others, all-reduce gradients.
+        """Make the optimizers of a model and the optimizers `others` all-reduce gradients.
 
         Synchronized BatchNormalization layers all-reduce their moments, too.
         """

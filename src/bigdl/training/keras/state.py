@@ -59,7 +59,7 @@ def set_values(variables: Iterable[Any], values: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def kept_values(variables: list[Any]) -> Iterator[None]:
-    """Restore the variables after the block."""
+    """Context manager that restores the values of variables at its end."""
     before = values_of(variables)
     yield
     set_values(variables, before)
@@ -225,7 +225,7 @@ def seed_states(model: Any) -> list[Any]:
 
 
 def is_read_in_part(table: Any, batch_rows: int) -> bool:
-    """Return True if a batch of `batch_rows` rows can only read few rows of a table.
+    """Return True if a table has more than twice as many rows as a batch.
 
     All workers agree on this, whichever rows they read.
     """

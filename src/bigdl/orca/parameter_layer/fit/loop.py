@@ -116,7 +116,7 @@ class ParameterLayerOptions:
             )
 
     def check(self, ranks: int) -> None:
-        """Raise an error if the options do not suit the number of workers."""
+        """Raise an error if the options are invalid for the number of workers."""
         if self.drop_stragglers is not None:
             self.drop_stragglers.check(ranks)
         if self.min_workers is not None and self.min_workers > ranks:
@@ -234,7 +234,7 @@ class RankStates:
         self._pulled: list[RankState] | None = None  # states that the driver's model already has
 
     def run(self, steps: Sequence[LayerStep]) -> list[list[dict]]:
-        """Run steps until one is discarded; return their records."""
+        """Run a group of steps on the ranks; return the record of every owner and step."""
         self._pulled = None
         return self._ask(
             functools.partial(self._transport.run, steps),

@@ -35,7 +35,7 @@ _TIMES_OF_BATCH = ("fetch_s", "forward_s", "backward_s")
 
 
 class ParameterLayerMetrics:
-    """Sums over the steps of an epoch, for every rank.
+    """Metrics of every rank, summed over the steps of an epoch.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class ParameterLayerMetrics:
         self.phases: dict[str, float] = {}
 
     def to_json(self) -> dict:
-        """Return the sums for a mid-epoch checkpoint."""
+        """Return the metric sums as JSON-able values, for a mid-epoch checkpoint."""
         return {
             "sums": [sums.to_json() for sums in self.of_ranks],
             "dropped": dict(self.dropped),
