@@ -1,4 +1,4 @@
-"""Parts that all training loops share: position, checkpoints, triggers, metrics and retries."""
+"""Components shared by all training loops: position, checkpoints, triggers, metrics and retries."""
 
 from bigdl.common.dropped import explain_imports
 

@@ -288,7 +288,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def share_of_remaining(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
-        """Return how many remaining rows this worker has, and which; a collective operation.
+        """Return the number and selection of this worker's remaining rows (collective operation).
 
         Parameters
         ----------

@@ -257,7 +257,7 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def _writing(self, name: str, aside: str | None = None) -> Iterator[None]:
-        """Convert write errors to one UsageError and remove the unfinished files."""
+        """Context manager that converts write errors to UsageError and removes unfinished files."""
         try:
             yield
         except UsageError:
@@ -331,7 +331,7 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the validated manifest of a checkpoint; include its path in errors."""
+        """Context manager that yields a validated manifest and adds its path to errors."""
         try:
             manifest = json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}"))
             check_manifest(manifest)

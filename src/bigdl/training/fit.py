@@ -118,7 +118,7 @@ class TrainingSession:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Acquire the lock of the training state; log a warning if another thread holds it."""
+        """Context manager that acquires the training state's lock; logs a warning if it waits."""
         if not self._lock.acquire(blocking=False):
             logger.warning(
                 "Another thread trains this Estimator: this call waits and continues from its "
@@ -315,7 +315,7 @@ class FitCall:
 
 
 def run_in_workers(call: FitCall) -> Checkpoint:
-    """Run a program in workers until it ends or the policy gives up; return the final state."""
+    """Run a program in workers until it ends or its policy gives up; return the final state."""
     kept: dict[str, Checkpoint] = {}  # newest checkpoint of each topic
     latest, warned = call.start, set[str]()
 
@@ -662,7 +662,7 @@ class EpochRunner:
         self.hooks.close_epoch(entry)
 
     def _keep(self, is_due: bool) -> None:
-        """Save a checkpoint that is due, and leave a machine that is about to shut down."""
+        """Save a checkpoint if it is due; stop the workers if a machine is about to shut down."""
         if is_due:
             is_over = self._is_over()
             if self.checkpointer.keeps_end or not is_over:

@@ -49,7 +49,7 @@ class LossForm:
 
     @property
     def divisor(self) -> float:
-        """First divisor, which is enough to weight a loss against other losses that are alike."""
+        """First divisor, which suffices to weight losses with proportional divisors."""
         return self.divisors[0]
 
     def is_like(self, other: LossForm) -> bool:

@@ -54,7 +54,7 @@ def _other_name(name: object) -> str | None:
 
 @dataclass
 class EpochSums:
-    """One worker's sums over the steps of an epoch; saved in mid-epoch checkpoints.
+    """One worker's sums of losses, counts and durations, saved in mid-epoch checkpoints.
 
     A sample counts 1, or its weight. ``loss`` sums the samples' losses times their counts, so the
     mean loss is the sum of ``loss`` over the workers divided by the sum of ``counted``.

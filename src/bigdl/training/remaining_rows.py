@@ -169,7 +169,7 @@ def _kept(left: SavedSlices, rank: int, size: int) -> np.ndarray:
 def _assign_rows(
     kept: np.ndarray, requested: np.ndarray, present: np.ndarray, sizes: Sequence[int]
 ) -> tuple[np.ndarray, int]:
-    """Assign remaining rows to ranks; return each requested id's quota and the number left.
+    """Assign remaining rows to ranks; return each requested id's quota and the unassigned count.
 
     Parameters
     ----------

@@ -191,7 +191,7 @@ class RunningState(ABC):
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
-        """Use merged values within the block, then restore the local ones (collective operation).
+        """Context manager that sets merged values, then restores local ones (collective operation).
 
         So a checkpoint has merged values, and taking it does not change the run.
         """

@@ -96,7 +96,7 @@ class ConnectEngine(SparkEngine):
         return False
 
     def open_channel(self, certificate: Certificate | None) -> Channel:
-        """Listen for workers if they can connect, else open an in-process channel."""
+        """Open a channel that workers connect to if they can, else an in-process channel."""
         if self.is_driver_reachable:
             host = self.cluster.driver_host
             if self._rendezvous == "driver" or self._is_reached(host):
@@ -139,7 +139,7 @@ class ConnectJob(SparkJob):
         return self._engine.open_channel(self._certificate)
 
     def _poll(self, watch):
-        """Return a function that also checks the server, which the client would retry silently."""
+        """Return a function that polls `watch` and raises an error if the server is lost."""
         seen = looked = time.monotonic()
 
         def poll():

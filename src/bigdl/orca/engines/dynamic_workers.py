@@ -26,7 +26,7 @@ _GONE = "its process or its executor went away", "their processes or executors w
 
 
 class StageRepeated(WorkerLost):
-    """Raised when Spark repeats a stage whose workers still wait for others: no work is lost."""
+    """Raised when Spark repeats a stage before all workers have started; no work is lost."""
 
 
 class StageWatch(ABC):

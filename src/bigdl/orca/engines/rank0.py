@@ -118,7 +118,7 @@ def _meet(spec, context, rank, hosted):
 
 
 def _leave(spec, channel, rank, error):
-    """Wait on rank 0 until all workers end; after a failure, wait on all ranks for a while."""
+    """Wait on rank 0 until all workers end; after a failure, all ranks wait for a limited time."""
     with contextlib.suppress(ConnectionLost):  # rank 0 and its channel may be gone
         channel.set(f"left/{rank}", "")
         others = [f"left/{p}" for p in range(spec.world_size)]

@@ -330,7 +330,7 @@ class SparkJob(Job):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
 
     def _without_results(self, rows, outcomes, details, gone):
-        """Handle a stage without results from all ranks: raise an error or read the input again."""
+        """Raise an error or read the input again, since some ranks returned no results."""
         if not rows and self._feed is not None:
             raise NoRows("The input has no rows")
         if "leaving" in outcomes:

@@ -387,7 +387,7 @@ class MessageExchange:
                 yield index, ranks[index % len(ranks)], block
 
     def _room(self, rank: int, size: int):
-        """Return memory for the large part of a rank's message, reused between its messages."""
+        """Return a buffer for the large part of a rank's message; later messages reuse it."""
         import torch
 
         memory = self._memory.get(rank)

@@ -115,7 +115,7 @@ class Replica(Protocol):
 
 
 class Rank:
-    """One rank's computations in every step.
+    """Computations of one rank: gradients of its rows and updates of its slice of the weights.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class Rank:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Measure the time to receive a phase's input, which counts as part of that phase."""
+        """Context manager that measures the time to receive a phase's input."""
         began, started = time.time(), time.perf_counter()
         yield
         self._read = began, time.perf_counter() - started

@@ -472,7 +472,7 @@ class ShuffleTransport(Transport):
             self._resources.close()
 
     def _call(self, function):
-        """Run Spark jobs that Ctrl-C cancels, and convert their errors."""
+        """Call a function that runs Spark jobs; cancel them on Ctrl-C and convert their errors."""
 
         def call():
             with quiet(self._sc):

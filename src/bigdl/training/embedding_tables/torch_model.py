@@ -134,7 +134,7 @@ class ShardedTables:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Keep or slice the optimizer state of table rows while the block loads a state dict.
+        """Context manager that keeps or slices row optimizer states while a state dict loads.
 
         If the loaded state has no rows, the current ones stay; of whole tables, this worker's rows
         are selected.

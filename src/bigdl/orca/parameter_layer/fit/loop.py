@@ -176,7 +176,7 @@ class DriverModel(ABC):
         self.hooks.load(files)
 
     def open_rows(self, described: Sequence[dict], steps: int) -> int:
-        """Prepare for rows that form `steps` batches per pass; return the steps per epoch."""
+        """Prepare for a feed with `steps` batches per pass; return the steps per epoch."""
         return steps
 
     def pass_and_step(self, steps: int) -> tuple[int, int] | None:

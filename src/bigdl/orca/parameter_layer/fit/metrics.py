@@ -79,7 +79,7 @@ class ParameterLayerMetrics:
         }
 
     def restore(self, manifest: dict) -> None:
-        """Restore the sums from a checkpoint's manifest, even if another backend wrote it."""
+        """Restore metric sums from a checkpoint's manifest, even if another backend wrote it."""
         self.of_ranks = [EpochSums(**values) for values in manifest["sums"]]
         self.dropped.update(manifest.get("dropped", {}))
         self.added = {name: np.asarray(v) for name, v in manifest.get("added", {}).items()}

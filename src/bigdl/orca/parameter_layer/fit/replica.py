@@ -193,7 +193,7 @@ class ParameterLayerReplica(ABC):
     def _open(
         self, program: Any, weights: bytes, shard: Any
     ) -> tuple[BatchSource, FlatModel | None]:
-        """Build the model; return its batch source and flat model, which is None without rows."""
+        """Build the model; return its batch source and flat model (None if there are no rows)."""
 
     @abstractmethod
     def _gradient(
