@@ -485,7 +485,7 @@ class TableLoader:
         return self._order_facts
 
     def _rows_that_fit(self) -> int | None:
-        """Return how many rows fit on the disk, or None if all rows do."""
+        """Return the largest shuffle window that fits on the disk, or None if all rows fit."""
         size = record_dtype(self.fields).itemsize
         folder = private_root() if self._cache is None else str(private_folder(self._cache))
         free = int(shutil.disk_usage(folder).free * _SHARE)
@@ -623,7 +623,7 @@ def _refuse_worker(what: str) -> None:
 
 
 class _EpochReader:
-    """Reader that loads one rank's batches of one epoch in the reading threads.
+    """Reader of one rank's batches of one epoch, used by the loader's reading threads.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ class RowSource(ABC):
         return [(low, high) for low, high in itertools.pairwise(ends) if low < high]
 
     def pieces(self, leaves: Sequence[str], ranges: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-        """Yield functions that read consecutive rows, with the store index of each first row."""
+        """Yield pairs of a first store index and a function that reads consecutive rows."""
         columns = list(dict.fromkeys(top_level(each, self.schema) for each in leaves))
         stored = 0
         for start, stop in ranges:

@@ -288,7 +288,7 @@ def _memory_map(file: int, size: int) -> np.ndarray:
 def store_in_memory(
     fields: Sequence[RecordField], rows: int, pieces: Iterable[Piece]
 ) -> RecordStore:
-    """Write rows to a store in this process's memory."""
+    """Write rows to a RecordStore in this process's memory."""
     store = RecordStore(fields, rows, lambda name: os.memfd_create(f"bigdl-{name}", os.MFD_CLOEXEC))
     store.write(pieces, 1, "memory")
     return store
@@ -297,7 +297,7 @@ def store_in_memory(
 def store_in_folder(
     fields: Sequence[RecordField], rows: int, pieces: Iterable[Piece], folder: str
 ) -> RecordStore:
-    """Write rows to a store of unlinked files, which disappear with the process."""
+    """Write rows to a RecordStore of unlinked files, which disappear with the process."""
 
     def open_file(name: str) -> int:
         descriptor, path = tempfile.mkstemp(prefix=name, dir=folder)

@@ -1,4 +1,4 @@
-"""Trials: training of one configuration, epoch by epoch, until a stopping criterion holds.
+"""Trials: training of one configuration, epoch by epoch, until a stopping criterion is met.
 
 A **builder** is picklable and creates a model from a configuration in the process of a trial.  The
 **model** trains epoch by epoch: a trial calls :meth:`TrialModel.epoch`, saves

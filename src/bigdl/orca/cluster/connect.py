@@ -262,7 +262,7 @@ class ConnectCluster(SparkCluster):
         self._facts.is_client_reachable = value
 
     def reaches(self, host: str, port: int) -> bool:
-        """Return True if tasks can connect to a port of this process; tested once."""
+        """Return True if tasks can connect to a port of this process; the result is cached."""
         if self.is_client_reachable is None:
             self.is_client_reachable = all(self._tasks(_connector(host, port)))
         return bool(self.is_client_reachable)

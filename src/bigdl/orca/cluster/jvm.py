@@ -129,7 +129,7 @@ class JvmWatch:
         return response
 
     def _watched_connection(self) -> Any:
-        """Return a connection that raises SparkLost before py4j logs an error of its sockets."""
+        """Return a connection that raises SparkLost before py4j logs a socket error."""
         connection = self._connect()
         if "send_command" not in vars(connection):
             connection.send_command = functools.partial(self._send_by, weakref.ref(connection))

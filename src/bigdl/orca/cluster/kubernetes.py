@@ -165,7 +165,7 @@ def _executors(sc: SparkContext) -> Pods:
 
 
 class Pods(contextlib.AbstractContextManager):
-    """Kubernetes pods that are in a namespace and have given labels.
+    """Pods of a Kubernetes namespace that have given labels.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ def _describe_pod(pod: Any) -> dict:
 
 
 def _is_overdue(end: str | None) -> bool:
-    """Return True if a pod is past its deletion time and the grace time."""
+    """Return True if a pod's deletion time and the subsequent grace period have passed."""
     if not end:
         return False
     return time.time() > datetime.fromisoformat(end).timestamp() + POD_LOST_S

@@ -93,7 +93,7 @@ _PYSPARK_VARIABLES = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
 
 
 class LaunchedSpark:
-    """SparkContext with the JVM that this process started for it.
+    """SparkContext and the JVM that this process started for it.
 
     Create it with :meth:`launch`, and call :meth:`stop` at the end.
 
@@ -416,7 +416,7 @@ def waiting_properties(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def _authentication(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return properties that close Spark's ports to other users, in local mode.
+    """Return properties that require authentication at Spark's ports in local mode.
 
     Spark then generates the secret.  If `conf` sets another master, its cluster's secret is needed.
     """

@@ -366,7 +366,7 @@ def _kill_remaining_processes(directory: str) -> None:
 
 
 def check_ray_arguments(options: Mapping[str, Any]) -> None:
-    """Raise UsageError for arguments that ``ray.init`` does not have."""
+    """Raise UsageError for arguments that ``ray.init`` does not accept."""
     ray = require("ray", "ray")
     known = inspect.signature(inspect.unwrap(ray.init)).parameters
     private = ("_redis_password", "_redis_username", "_system_config", "_metrics_export_port")

@@ -158,7 +158,7 @@ def run_standalone(request):
 
 
 def supervise_daemons(request, daemons):
-    """Replace lost workers until the cluster stops; return the reason for a loss, or ""."""
+    """Replace lost workers until the cluster stops; return the reason if it was lost, or ""."""
     import psutil
 
     master, *workers = daemons

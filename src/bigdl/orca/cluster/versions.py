@@ -371,7 +371,7 @@ def by_sets(
 
 
 def shuffle(value: Column, seed: int) -> Column:
-    """Shuffle the elements of arrays with a seed; the order differs over Spark Connect 3.5."""
+    """Shuffle array elements with a seed, which gives another order with Spark Connect 3.5."""
     from pyspark.sql import functions as F
 
     if "seed" in inspect.signature(F.shuffle).parameters:

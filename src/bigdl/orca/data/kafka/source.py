@@ -63,7 +63,7 @@ class OffsetRange(InputPartition):
 
 
 class KafkaReader(DataSourceStreamReader):
-    """Stream reader: provides offsets on the driver and records in tasks."""
+    """Stream reader that provides offsets on the driver and records in tasks."""
 
     def __init__(self, options: dict[str, str]):
         lowered = {key.lower(): value for key, value in options.items()}
@@ -132,7 +132,7 @@ class KafkaReader(DataSourceStreamReader):
 
 
 def limit_offsets(start: Offsets, latest: Offsets, most: int) -> Offsets:
-    """Return end offsets for at most `most` records after `start`, proportional to each lag."""
+    """Return end offsets for at most `most` records, divided in proportion to partition lags."""
     waiting = {
         (topic, number): max(0, last - start.get(topic, {}).get(number, 0))
         for topic, offsets in latest.items()

@@ -493,7 +493,7 @@ class StringIndex:
 
     @classmethod
     def from_dict(cls, indices: Mapping[Hashable, int], col_name: str) -> StringIndex:
-        """Create the index from a dict of values to numbers.
+        """Create a StringIndex from a dict of numbers by value.
 
         Parameters
         ----------

@@ -100,7 +100,7 @@ class RayXShards(XShards):
     def from_partition_refs(
         ip2part_id: dict[str, list[int]], part_id2ref: dict[int, Any], old_rdd: Any = None
     ) -> RayXShards:
-        """Create XShards from objects in Ray's object store.
+        """Create RayXShards from references to objects in Ray's object store.
 
         Parameters
         ----------

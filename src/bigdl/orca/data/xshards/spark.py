@@ -713,7 +713,7 @@ class SparkXShards(XShards):
         return self._derive(rdd, *others, class_name=DATA_FRAME)
 
     def _as_spark(self, prefix: str = "c") -> tuple[DataFrame, dict[Any, str]]:
-        """Return a Spark DataFrame of the rows, and a dict from shard columns to its columns."""
+        """Return a Spark DataFrame of the rows and a dict of its column names by shard column."""
         self._require_frames()
         return frames.spark_frame(self.rdd, prefix)
 
