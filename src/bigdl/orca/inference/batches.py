@@ -347,7 +347,7 @@ class _PendingBatch:
     waiting: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = field(default_factory=dict)
 
     def columns_and_rows(self) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Wait for the images; return the columns and the kept row indices (None if all)."""
+        """Wait for the images; return the columns and kept row indices (None if all are kept)."""
         decoded = {name: wait() for name, wait in self.waiting.items()}
         good = np.ones(self.batch.num_rows, bool)
         for _, is_image in decoded.values():

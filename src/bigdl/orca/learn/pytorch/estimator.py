@@ -603,7 +603,7 @@ Ray also RayXShards or a ray.data.Dataset
         local: int,
         min_workers: int | None,
     ) -> int:
-        """Check the arguments of ``exact=``; return the number of virtual shards, 0 if unused."""
+        """Check a fit's ``exact=`` argument; return the number of virtual shards (0: unused)."""
         if exact is None:
             return 0
         if exact != "bits":
