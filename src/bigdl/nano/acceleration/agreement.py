@@ -39,7 +39,7 @@ _NOTHING = 1e-6
 
 
 class DisagreementError(UsageError):
-    """Raised when an accelerated model gives other results than the original."""
+    """Raised when the results of an accelerated model differ from the original's."""
 
     code = "accuracy"
 
@@ -51,7 +51,7 @@ class UnusableNetworkError(UsageError):
 
 
 class Difference(NamedTuple):
-    """Description and size of a difference; the size is infinite if rounding cannot explain it."""
+    """Description and size of a difference; the size is infinite if rounding is not the cause."""
 
     description: str
     size: float = math.inf
@@ -131,7 +131,7 @@ def _as_computed(method: Method, options: BuildOptions) -> Method:
 def check_agreement(
     source: Any, model: Any, method: Method, probes: Iterable[Probe], *, scored: bool = False
 ) -> None:
-    """Raise DisagreementError if a model gives other results than the original.
+    """Raise DisagreementError if a model's results differ from the original's.
 
     Parameters
     ----------

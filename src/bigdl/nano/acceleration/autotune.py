@@ -127,7 +127,7 @@ _LEAST_S = 1e-3  # of a round: reduces the influence of clock and scheduler
 def benchmark(
     calls: Mapping[str, Callable[[], object]], budget_s: float = 1.0
 ) -> dict[str, list[float]]:
-    """Time the calls of several variants in alternation; return the seconds per call.
+    """Time calls of several variants in alternating rounds; return the seconds per call.
 
     Parameters
     ----------

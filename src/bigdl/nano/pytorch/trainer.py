@@ -617,7 +617,7 @@ def gpu_of(arguments: dict[str, Any]) -> torch.device | None:
 
 
 def fitted_loader(trainer: pl.Trainer) -> DataLoader | None:
-    """Return the loader of a trainer's last fit, or None unless there was exactly one."""
+    """Return the loader of a trainer's last fit, or None if there was not exactly one loader."""
     source: Any = getattr(trainer, "_fitted_on", None)
     if hasattr(source, "train_dataloader"):  # a LightningModule or a LightningDataModule
         # A module set up in other processes may have no loader here.

@@ -429,7 +429,7 @@ class Trial:
     seconds: float = 0.0
 
     def summarize(self) -> None:
-        """Set latency, speed-up and throughput from the measurements with the chosen threads."""
+        """Set latency, speed-up and throughput from measurements at the chosen thread count."""
         chosen = [point for point in self.points if point.threads == self.threads]
         first = chosen[0]
         self.latency, self.latency_low, self.latency_high = first.latency

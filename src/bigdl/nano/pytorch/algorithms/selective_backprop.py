@@ -221,7 +221,7 @@ def _progress(trainer: pl.Trainer, batch_idx: int) -> float:
 
 
 def _per_sample(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a loss function with a `reduction` argument; wrap loss modules, which lack it."""
+    """Return a loss function that accepts `reduction`; wrap loss modules, which do not."""
     if not isinstance(loss, nn.Module) or not hasattr(loss, "reduction"):
         return loss
     each: Any = copy.copy(loss)

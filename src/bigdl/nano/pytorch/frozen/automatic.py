@@ -88,7 +88,7 @@ class ErrorTolerance:
         return max(_CLOSE, 4 * rounding)
 
     def judge(self, result: torch.Tensor) -> tuple[float, str | None]:
-        """Return a result's relative error and the reason for rejecting the result, or None."""
+        """Return a result's relative error and the reason to reject it (None if accepted)."""
         if result.shape != self.expected.shape or not bool(torch.isfinite(result).all()):
             return float("inf"), "gives no such result"
         error = distance(result, self.expected)
@@ -349,7 +349,7 @@ class AutomaticPrefix:
 
     @property
     def report(self) -> str:
-        """Report of how each segment runs, and why the other frozen modules are not accelerated."""
+        """Report on how each segment runs and why other frozen modules are not accelerated."""
         lines = [
             f"{segment.name} by {segment.method}, relative error {segment.error:.2g}"
             + (f"; the original modules run because {segment.reason}" if segment.reason else "")

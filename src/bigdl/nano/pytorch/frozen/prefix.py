@@ -314,7 +314,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
     def cached(
         self, dataset: Dataset, directory: str | os.PathLike, batch_size: int = 32
     ) -> CachedFeatures:
-        """Return a dataset with the segment's outputs instead of images, computed once.
+        """Return a dataset that contains the segment's precomputed outputs instead of images.
 
         The model accepts these features instead of its input.
 

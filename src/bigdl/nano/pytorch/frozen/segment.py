@@ -368,7 +368,7 @@ class _SegmentForward(MethodForward):
 
 
 class _ParentForward(MethodForward):
-    """Forward method of the module that calls a segment; the segment only runs inside it."""
+    """Forward method of the module that calls a segment; the segment runs only in this method."""
 
     def __init__(self, segment: FrozenSegment, module: nn.Module):
         super().__init__(module)

@@ -439,7 +439,7 @@ class NetworkModel(AcceleratedModel):
         )
 
     def forward(self, *args, **kwargs):
-        """Run the network; its runtime applies threads and precision."""
+        """Run the network; its runtime applies thread count and precision."""
         return self.nano_run(args, kwargs)
 
     def nano_run(self, args: tuple, kwargs: dict) -> object:

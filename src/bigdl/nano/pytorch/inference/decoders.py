@@ -69,7 +69,7 @@ def _cache_name(model_class: type) -> str:
 
 
 class CachedDecoder(torch.nn.Module):
-    """Wrapper of a decoder that takes and returns its cache as tensors, for conversion.
+    """Decoder wrapper that takes and returns the cache as tensors, for conversion.
 
     Parameters
     ----------
@@ -365,7 +365,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         """Return the logits of new tokens and store their keys and values in the cache."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model; its runtime applies threads and precision."""
+        """Run the model; its runtime applies thread count and precision."""
         return self.nano_run(args, kwargs)
 
     def nano_run(self, args: tuple, kwargs: dict) -> object:
@@ -447,7 +447,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         return arrays
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate tokens like the original's ``generate``, with all of its arguments.
+        """Generate tokens; accepts all arguments of the original model's ``generate``.
 
         Parameters
         ----------

@@ -383,7 +383,7 @@ def _single_channel_convolutions(model: torch.nn.Module) -> list[str]:
 
 
 def _check_compiled(compiled, exported, tensors: list[torch.Tensor], source: TorchSource) -> None:
-    """Raise UsageError if compiled code gives other results than the exported program."""
+    """Raise UsageError if results of the compiled code differ from the exported program's."""
     with torch.no_grad():
         results = [[each.float().numpy() for each in g(tensors)] for g in (exported, compiled)]
     error = relative_error(*results)

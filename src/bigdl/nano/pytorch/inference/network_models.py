@@ -204,7 +204,7 @@ def _without_dumps() -> Iterator[None]:
 
 
 def _by_script(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
-    """Export a module via TorchScript to keep branches; inputs and outputs must be flat."""
+    """Export a module to ONNX via TorchScript to keep branches; inputs and outputs must be flat."""
     model, inputs = module.model, module.inputs
     if inputs.names != inputs.parameters:
         raise UsageError("The module's inputs are nested", code="model-unsupported")

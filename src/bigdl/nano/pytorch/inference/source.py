@@ -875,7 +875,7 @@ def _shuffled(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 def other_sizes(
     inputs: Sequence[torch.Tensor], axes: Sequence[Sequence[int]]
 ) -> DerivedInputs | None:
-    """Derive inputs with other sizes: all variable sizes grown, shrunk, or only more rows."""
+    """Derive inputs in which all variable sizes grow, all shrink, or only the row count grows."""
     rows = _rows(inputs, axes)
     grown = {_key(size, axis): size + _step(size, axis) for size, axis in _sizes(inputs, axes)}
     shrunk = {

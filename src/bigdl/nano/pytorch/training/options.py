@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Return `value`, or raise UsageError unless it is a bool."""
+    """Return `value` if it is a bool, else raise UsageError."""
     if not isinstance(value, bool):
         raise UsageError(
             f"{name} must be True or False, not {value!r}", code="argument-type", argument=name

@@ -190,7 +190,7 @@ def with_shared_batches(loader: object, rank: int, world_size: int) -> Any:
 
 
 class _SingleRows(Sampler[Any]):
-    """Sampler of single rows, from batches of one row each."""
+    """Sampler of row indices, taken from batches of one row each."""
 
     def __init__(self, batches: SharedBatches):
         self.batches = batches

@@ -451,7 +451,7 @@ def _depthwise(
 
 
 class _InvertedResidual(nn.Module):
-    """Inverted residual block: layers with a linear bottleneck, plus the input if shapes allow."""
+    """Inverted residual block with a linear bottleneck, added to its input if shapes allow."""
 
     def __init__(
         self, name: str, layers: Iterable[nn.Module], channels_in: int, channels: int, stride: int

@@ -601,7 +601,7 @@ def perspective(
     interpolation: Mode = InterpolationMode.BILINEAR,
     fill: Fill = None,
 ) -> ImageT:
-    """Transform an image so that four points ``(column, row)`` move to four others.
+    """Transform an image so that four ``(column, row)`` points move to four other points.
 
     Examples
     --------
@@ -912,7 +912,7 @@ def _hue_of_pil(img: Image.Image, hue_factor: float) -> Image.Image:
 @_operation(_hue_of_pil, functools.partial(check_number, least=-0.5, most=0.5))
 @_on_color_channels
 def adjust_hue(img: np.ndarray, hue_factor: float) -> np.ndarray:
-    """Shift the hue by a fraction of the color wheel, in -0.5…0.5.
+    """Shift the hue by a fraction (-0.5 to 0.5) of the color wheel.
 
     Examples
     --------

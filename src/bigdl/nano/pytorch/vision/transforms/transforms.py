@@ -932,7 +932,7 @@ class RandomAffine(Transform, random=True):
         shears: Sequence[float] | None,
         img_size: Sequence[int],
     ) -> tuple[float, tuple[int, int], float, tuple[float, float]]:
-        """Draw an angle, translation, scale and shear for an image of this width and height."""
+        """Draw an angle, translation, scale and shear for an image of given width and height."""
         angle = _random_uniform(*degrees)
         across = down = 0
         if translate is not None:
