@@ -792,7 +792,7 @@ def plan_batches(
 
 
 def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str], None]) -> None:
-    """Split iterable data among the workers if each has read all of it; a collective operation.
+    """Split iterable data among the workers if all have read the same rows; a collective operation.
 
     Parameters
     ----------

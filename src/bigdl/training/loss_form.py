@@ -67,7 +67,7 @@ class LossForm:
 
 @dataclass(frozen=True)
 class _Term:
-    """Number that one summand of a loss is divided by.
+    """Divisor of one summand of a loss.
 
     Attributes
     ----------
@@ -254,7 +254,7 @@ def _of_torch(node: Any, name: str, term: _Term) -> _Term:
 
 
 def _count(node: Any) -> int:
-    """Return the number of input elements that each output element of a mean averages."""
+    """Return the number of input elements that a mean averages into each output element."""
     sizes = node._saved_self_sym_sizes
     dims = getattr(node, "_saved_dim", None) or range(len(sizes))
     # dims may be saved as unsigned numbers

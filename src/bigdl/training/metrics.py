@@ -260,7 +260,7 @@ class LossRule:
     def parts(
         self, loss: float, counted: float, total: float, rows: int, batch_rows: int
     ) -> tuple[float, float]:
-        """Return a worker's contributions to the sum of losses and to its divisor.
+        """Return a worker's contributions to the sum of losses and to the divisor of that sum.
 
         Parameters
         ----------

@@ -130,7 +130,7 @@ class Position:
         self.batch = 0
 
     def end_fit(self, criterion: StoppingCriterion) -> None:
-        """Record where a fit ended, if it ended before its stopping criterion."""
+        """Record where a fit ended, if it ended before its stopping criterion was reached."""
         if not criterion.is_reached(self):
             self.ends[criterion.key] = self.epochs_with_metrics
 

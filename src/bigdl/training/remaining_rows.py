@@ -158,7 +158,7 @@ def find_rows(ids: np.ndarray, left: SavedSlices, sync: GradientSync) -> np.ndar
 
 
 def _kept(left: SavedSlices, rank: int, size: int) -> np.ndarray:
-    """Return the ids of those remaining rows that `rank` assigns to workers."""
+    """Return the ids of the remaining rows that `rank` assigns to workers."""
     pieces = []
     for owner in range(left.count(IDS)):
         piece = left.of_owner(IDS, owner)

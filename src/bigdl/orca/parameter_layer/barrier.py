@@ -132,7 +132,7 @@ class GroupProgram:
         return pack([folder, self._answer(worker, folder)])
 
     def _answer(self, worker, folder):
-        """Run the stage; return the document for the driver."""
+        """Run the stage; return the result document for the driver."""
         options = worker.options
         if options["stage"] == _DESCRIBE:
             return self._replica(worker).describe()
@@ -511,7 +511,7 @@ class StateFiles:
                     file.writelines(data.parts if isinstance(data, ReceivedMessage) else [data])
 
     def _copy_holder(self, rank):
-        """Return the rank that keeps a copy: the next one in another folder, or `rank` itself."""
+        """Return the next rank with another folder, which keeps a copy; else return `rank`."""
         ranks = self._sync.world_size
         following = [(rank + distance) % ranks for distance in range(1, ranks)]
         return next((r for r in following if self._locations[r] != self._locations[rank]), rank)

@@ -99,7 +99,7 @@ class TaskConstants:
 
 
 class Work:
-    """Computation of one task: its received frames and the frames that it sends.
+    """Work of one task in a shuffle stage: its received frames and the frames that it sends.
 
     Parameters
     ----------

@@ -327,7 +327,7 @@ class ColumnRows:
     def start(
         self, assembly: BatchArguments, settings: RunSettings, rank: int, window: int
     ) -> None:
-        """Prepare for training, with a shuffle window of `window` rows, or 0 for all rows."""
+        """Prepare for training, with a shuffle window of `window` rows (0 for all rows)."""
         self._assembly, self._settings, self._rank = assembly, settings, rank
         self._window = window
 

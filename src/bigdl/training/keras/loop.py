@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class KerasFitSettings(KerasEvaluationSettings, RunSettings):
-    """Arguments of ``fit`` and its validation; callbacks are sent with the model.
+    """Arguments of ``fit`` and of its validation, except callbacks, which are sent with the model.
 
     Attributes
     ----------
