@@ -118,7 +118,7 @@ MOVED_NAMES = {
 
 
 class ModuleElsewhereError(UsageError, ModuleNotFoundError):
-    """Raised when a name is imported from a wrong package; the message names the right one."""
+    """Raised when a name is imported from a wrong package; the message names the right package."""
 
     code = "name-dropped"
 

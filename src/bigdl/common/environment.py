@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 
 class EnvContext:
-    """Context manager that temporarily sets or removes environment variables; it nests.
+    """Nestable context manager that temporarily sets or removes environment variables.
 
     Parameters
     ----------

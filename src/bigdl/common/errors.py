@@ -111,7 +111,7 @@ class BigDLError(Exception):
 
 
 def without_passwords(text: str) -> str:
-    """Replace the passwords, tokens and signatures of URLs in a text by ``***``.
+    """Replace the passwords, tokens and signatures of URLs in a text with ``***``.
 
     Examples
     --------

@@ -198,6 +198,6 @@ def _glibc_mallopt() -> Callable[[int, int], int] | None:
 
 
 def _first_number(directory: Path, *names: str) -> int | None:
-    """Return the integer in the first of the named system files that contains one."""
+    """Return the integer in the first of the named system files that contains an integer."""
     texts = (read_text(directory / name).strip() for name in names)
     return next((int(text) for text in texts if text.isdigit()), None)

@@ -438,7 +438,7 @@ def _remove_at_end(directory: str) -> None:
 
 
 def cache_directory(name: str) -> Path:
-    """Return the path ``~/.cache/bigdl/<name>``, or the one below ``XDG_CACHE_HOME``."""
+    """Return the path ``$XDG_CACHE_HOME/bigdl/<name>``, by default ``~/.cache/bigdl/<name>``."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(root) / "bigdl" / name
 
@@ -462,7 +462,7 @@ def private_cache(name: str) -> Path:
 
 
 def make_private_directory(folder: Path) -> None:
-    """Create a folder with mode 0700; check that nobody else could write to an existing one.
+    """Create a folder with mode 0700; check that nobody else can write to an existing folder.
 
     Its parents may let the user's group write, as home directories often do.
 
@@ -488,7 +488,7 @@ def make_private_directory(folder: Path) -> None:
 
 
 def _unmapped_root() -> list[int]:
-    """Return the user id of the host's root in a container that does not map it."""
+    """Return the user id of the host's root in a container that does not map this user."""
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
             return []

@@ -31,7 +31,7 @@ def is_local_path(path: str) -> bool:
 
 
 def is_local_storage(fs: Any) -> bool:
-    """Return True if an fsspec file system is the local one."""
+    """Return True if an fsspec file system is the local file system."""
     return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 
 

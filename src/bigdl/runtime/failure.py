@@ -45,7 +45,7 @@ class Failure(NamedTuple):
         return cls(failed, type(error).__name__, user_traceback(error), _pickled(error))
 
     def original(self) -> BaseException | None:
-        """Unpickle and return the exception; None if that is impossible in this process."""
+        """Unpickle and return the exception, or return None if this process cannot unpickle it."""
         try:
             return None if self.pickled is None else pickle.loads(self.pickled)
         except Exception:  # its class may exist in the worker only

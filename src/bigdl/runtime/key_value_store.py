@@ -124,7 +124,7 @@ class Handshake:
 
 
 class MessageAuthenticator:
-    """HMAC tags for the frames of one direction of a connection, in order.
+    """Authenticator that signs or verifies the frames of one direction of a connection.
 
     Parameters
     ----------

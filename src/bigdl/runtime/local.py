@@ -91,7 +91,7 @@ class LocalEngine(Engine):
         self._job_class = InProcessJob if in_process else LocalJob
 
     def _slots(self, num_workers: int) -> int:
-        """Return the number of worker slots; it may exceed the number of cores."""
+        """Return the number of worker slots, which may exceed the number of cores."""
         return check_integer("num_workers", num_workers, 1, 1 if self.in_process else None)
 
     def prepare(self, feed: Feed, num_workers: int) -> InputPlan:

@@ -52,7 +52,7 @@ class PickledMessage:
     failed: bool = False
 
     def close(self) -> None:
-        """Close the memory file; objects decoded from it keep their memory."""
+        """Close the memory file of the message; decoded objects stay valid."""
         if self.memory is not None:
             os.close(self.memory)
             self.memory = None
@@ -89,7 +89,7 @@ def encode(value: Any) -> PickledMessage:
 
 
 def encoded(value: Any, what: str) -> PickledMessage:
-    """Pickle an object into a message; on failure, raise a UsageError that calls it `what`."""
+    """Pickle an object into a message; on failure, raise a UsageError about `what`."""
     try:
         return encode(value)
     except Exception as error:

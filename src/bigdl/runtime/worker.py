@@ -130,7 +130,7 @@ RESULT_LIMIT = 2 << 30  # maximum bytes of one value that is sent to the driver
 
 @dataclass
 class DriverConnection:
-    """A worker's connection to the driver for one attempt; keeps all messages in memory.
+    """A worker's connection to the driver for one attempt, which keeps all messages in memory.
 
     Subclasses send messages and results to the driver.
 

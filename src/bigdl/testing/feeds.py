@@ -84,7 +84,7 @@ class FeedContract:
         return as_feed(self.data(), self.feature_cols, self.label_cols, _CONFIG)
 
     def test_the_chooser_takes_it(self) -> None:
-        """Check that the input type is recognized and that messages name it like the feed."""
+        """Check that the input is recognized and that its feed's ``kind`` names the input type."""
         feed, data = self._feed(), self.data()
         assert isinstance(feed, Feed)
         assert input_type_of(data) == feed.kind

@@ -218,7 +218,7 @@ class TrialPool:
         catch: tuple[Any, ...],
         **settings: Any,
     ) -> None:
-        """Start the processes and run trials in one Optuna thread each; see :func:`run_trials`."""
+        """Start the processes and run trials in as many Optuna threads; see :func:`run_trials`."""
         self._manager.fill()
         for worker in self._manager.all_workers():
             self._idle.put(worker)
@@ -269,7 +269,7 @@ class TrialLost(WorkerLost):
 
 
 class _SearchInterrupted(KeyboardInterrupt):
-    """Raised when an interrupted search ends a trial's process; it must not be caught."""
+    """Raised when an interrupted search ends a trial's process; do not catch this exception."""
 
 
 class _TrialProcess:

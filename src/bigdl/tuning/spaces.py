@@ -425,7 +425,7 @@ class GridSearch(Choice):
 
 
 class Subset(Domain):
-    """Random subset of categories in their original order; random weights select them."""
+    """Random subset of categories in their original order, selected by random weights."""
 
     def __init__(self, categories: Sequence[Any], min_items: int, max_items: int):
         self.categories = _checked_list("categories", categories)

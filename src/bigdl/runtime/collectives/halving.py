@@ -162,7 +162,7 @@ class HalvingDoubling:
         return list(buffers[:size].view(count, len(like)))
 
     def _exchange(self, sent: dict[int, Any], received: dict[int, Any], tag: int) -> None:
-        """Send a tensor to each peer rank and receive one from each."""
+        """Send a tensor to each peer rank and receive a tensor from each peer."""
         works = []
         for rank, tensor in received.items():
             if len(tensor):

@@ -142,7 +142,7 @@ def map_peer_memory(neighbours: Mapping[int, int], rank: int, fd: int) -> np.nda
 
 
 class HostExchange:
-    """Message exchange through shared memory on one host, which the receiver reads without a copy.
+    """Message exchange on one host through shared memory, without copies by the receiver.
 
     Every worker writes to its memory, then all take part in a collective, and then each reads the
     messages of the others.

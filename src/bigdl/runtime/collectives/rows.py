@@ -404,7 +404,7 @@ class RowExchange:
 
 
 def _concatenate(pieces: Sequence[Any]) -> Any:
-    """Concatenate tensors; if there is only one, return it without a copy."""
+    """Concatenate tensors; return a single tensor without copying."""
     import torch
 
     return torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]

@@ -172,7 +172,7 @@ class TorchDistributedSync(GradientSync):
         return known
 
     def _shared_buffer(self, size: int, dtype: torch.dtype) -> SumBuffer | None:
-        """Return a buffer in this machine's shared memory, or None if it has no benefit."""
+        """Return a buffer in this machine's shared memory, or None if that has no benefit."""
         import torch
 
         if dtype not in (torch.float32, torch.float64):

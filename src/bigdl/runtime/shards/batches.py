@@ -101,7 +101,7 @@ class BatchPlan:
 def _avoid_single_rows(
     taken: npt.NDArray[Any], rows: npt.NDArray[Any], before: npt.NDArray[Any]
 ) -> None:
-    """Move the start of the last batch so that no shard has a single row in it, if possible.
+    """Move the start of the last batch so that, if possible, no shard has only one row in it.
 
     Layers such as batch normalisation need two rows. The single row moves to the previous batch,
     and a row of another shard moves to the last batch in exchange.

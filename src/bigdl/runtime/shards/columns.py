@@ -123,7 +123,7 @@ def column_spec(
     texts: bool = False,
     missing: Collection[str] = (),
 ) -> ColumnSpec:
-    """Return the conversion of a column; raise a UsageError that names it if impossible.
+    """Return the conversion of a column, or raise a UsageError that names the column.
 
     `texts` allows string columns. Nulls of numeric columns in `missing` become NaN.
     """

@@ -94,7 +94,7 @@ class Spool:
             return False
 
     def arrays(self) -> list[np.ndarray]:
-        """Map the columns as private arrays; writing to one copies its pages."""
+        """Map the columns as private arrays; writing to an array copies the written pages."""
         _allow_files(len(self.leaves))
         return [
             _map(os.path.join(self.path, f"{i}.bin"), leaf, self.rows)
