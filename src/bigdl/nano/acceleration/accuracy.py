@@ -263,7 +263,7 @@ def keep_accuracy(
         return time.monotonic() < end and (not goal.max_trials or count < goal.max_trials)
 
     def meets(excluded: tuple[str, ...]) -> bool:
-        """Score a model with `excluded` layers not quantized; return True if it meets the goal."""
+        """Score a model that keeps `excluded` layers in float; return True if the goal is met."""
         nonlocal count, best
         model = build(excluded)
         score = _checked(goal.score(model), "a quantized model")

@@ -235,7 +235,7 @@ class CallSignature:
 
     @cached_property
     def _fast(self) -> int | None:
-        """Number of arguments of calls that need no flattening; None if every call needs it."""
+        """Number of arguments of calls that need no flattening, or None if all calls need it."""
         plain = [self.structures[name].node_type == "tensor" for name in self.parameters]
         fixed = plain.index(False) if False in plain else len(plain)
         return fixed if fixed == len(self.names) and not self.keyword_only else None

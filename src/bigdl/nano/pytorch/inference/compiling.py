@@ -24,7 +24,10 @@ _TRITON = "TRITON_CACHE_DIR"
 
 
 def inductor_cache() -> SharedChange:
-    """Return a context manager that gives TorchInductor a private cache directory."""
+    """Return a context manager that gives TorchInductor a private cache directory.
+
+    The directory applies to all threads of the process.
+    """
     return _cache
 
 

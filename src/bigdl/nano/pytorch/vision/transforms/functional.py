@@ -708,7 +708,10 @@ def _floats(img: np.ndarray) -> np.ndarray:
 def _sample_at(
     values: np.ndarray, across: np.ndarray, down: np.ndarray, mode: Mode, beyond: str
 ) -> np.ndarray:
-    """Interpolate float values at fractional positions with grid_sample's padding mode `beyond`."""
+    """Interpolate float values at fractional positions with grid_sample's padding mode `beyond`.
+
+    The padding mode is ``"border"`` or ``"zeros"``.
+    """
     rows, columns = values.shape[:2]
     grid = np.stack([(2 * across + 1) / columns - 1, (2 * down + 1) / rows - 1], axis=-1)
     planes = torch.from_numpy(values.reshape(1, rows, columns, -1)).permute(0, 3, 1, 2)
