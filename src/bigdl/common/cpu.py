@@ -491,7 +491,7 @@ def in_new_thread(function: Callable[[], _T]) -> _T:
 
 
 def _set_default_torch_count() -> None:
-    """Set torch's default thread count if torch was imported inside a scope."""
+    """Set torch's default thread count if torch was first imported inside a thread-limit scope."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
         wanted = os.environ.get("OMP_NUM_THREADS", "")

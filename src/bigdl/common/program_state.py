@@ -64,7 +64,7 @@ def preserve_program_state() -> SharedChange:
 
 @contextlib.contextmanager
 def preserve_start_method() -> Iterator[None]:
-    """Context manager that restores the process start method of multiprocessing at its end."""
+    """Context manager that restores the start method of multiprocessing on exit."""
     restore = _start_method()
     try:
         yield

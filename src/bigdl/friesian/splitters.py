@@ -279,7 +279,7 @@ class LastN(Splitter):
 
 
 class Ratio(Splitter):
-    """Splitter that uses the newest share of each user's rows as test rows.
+    """Splitter that uses the most recent fraction of each user's rows as test rows.
 
     Parameters
     ----------

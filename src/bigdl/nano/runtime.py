@@ -208,7 +208,7 @@ lasting_tunings: set[Tuning] = set()
 
 
 class _Skipped(Exception):
-    """Exception for a setting that is impossible or unnecessary; its text is the reason."""
+    """Raised when a setting cannot or need not be applied; the message is the reason."""
 
 
 def _entered(name: str, change: AbstractContextManager[str], undoing: ExitStack) -> Setting:

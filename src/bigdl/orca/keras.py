@@ -34,7 +34,7 @@ _OPTIMIZERS = ("sgd", "adagrad", "adam", "rowwise_adagrad")
 
 
 class _TableLayer(keras.layers.Layer):
-    """Base class of embedding layers whose rows a torch table holds and updates in a worker.
+    """Base class of embedding layers; in a worker, a torch table holds and updates their rows.
 
     Attributes
     ----------

@@ -216,7 +216,7 @@ class EngineContract:
         assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["0", "1"]
 
     def test_the_cause_is_reported_and_not_what_it_did_to_others(self) -> None:
-        """Check that the first error is reported instead of its consequences on peers."""
+        """Check that the original error is reported, not the errors it causes in other workers."""
 
         def program(worker: Worker) -> None:
             import torch

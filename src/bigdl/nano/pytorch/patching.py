@@ -140,7 +140,7 @@ def get_cuda_status() -> bool:
 
 
 def patch_cuda(disable_jit: bool = True) -> None:
-    """Run programs written for CUDA on the CPU.
+    """Patch ``torch.cuda`` so that programs written for CUDA run on the CPU.
 
     ``.cuda()``, ``.to("cuda")``, ``.to(0)``, ``device="cuda"`` and ``device=1`` mean the CPU. Types
     such as ``torch.cuda.FloatTensor`` become CPU types, streams and events do nothing, autocast to
@@ -219,7 +219,7 @@ def unpatch_cuda() -> None:
 
 
 class _NoOpContext(contextlib.nullcontext):
-    """CUDA stream or event without any effect."""
+    """Placeholder for a CUDA stream or event; does nothing."""
 
     def __init__(self, *args: object, **kwargs: object):
         super().__init__(self)

@@ -147,7 +147,7 @@ class InferenceService:
             )
 
     def change(self, name: str, *arguments: object) -> None:
-        """Change the repository on behalf of a client.
+        """Call a method of the model repository by its name, for a client's request.
 
         Parameters
         ----------

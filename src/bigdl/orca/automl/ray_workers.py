@@ -175,7 +175,7 @@ class TuneTrial(tune.Trainable):
         self._actor = None
 
     def _begin_if_needed(self) -> TrialRun:
-        """Begin the trial unless it has begun, with one peer in every other resource bundle."""
+        """Start the trial if necessary, with one peer in each of the remaining resource bundles."""
         if not self._is_begun:
             reference: list = ray.get(self._actor.job.remote())
             self._job: TrialJob = ray.get(reference[0])

@@ -44,7 +44,7 @@ NO_RAY = (
 
 @dataclass(frozen=True)
 class RayNode:
-    """Node of Ray that runs tasks.
+    """Ray node that runs tasks.
 
     Attributes
     ----------

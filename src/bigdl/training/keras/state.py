@@ -186,7 +186,7 @@ def put_optimizers(model: Any, data: bytes) -> None:
 
 
 def _of_size(variable: Any, stored: torch.Tensor) -> torch.Tensor:
-    """Return the stored value, or the variable's current value if one of them has no rows."""
+    """Return the stored value, or the variable's current value if either has no rows."""
     shape, other = tuple(variable.shape), tuple(stored.shape)
     if shape[1:] == other[1:] and shape != other and shape and 0 in (shape[0], other[0]):
         return tensor_of(variable)

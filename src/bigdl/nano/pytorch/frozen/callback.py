@@ -270,7 +270,7 @@ def _loader_of_features(
 
 
 def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
-    """Return the reason why features cannot replace samples, or None."""
+    """Return why cached features cannot replace the samples, or None if they can."""
     if type(loader) is not DataLoader:
         return f"the training data are a {type(loader).__name__}, not a DataLoader"
     from pytorch_lightning.utilities.model_helpers import is_overridden

@@ -549,7 +549,7 @@ class TorchSource:
         return probes
 
     def _observe_side_effects(self, sample: list[torch.Tensor]) -> tuple[set[str], bool, bool]:
-        """Return the attributes that calls change, and whether later results and inputs change."""
+        """Return the attributes that a call changes, and if it changes later results or inputs."""
         attributes, changes_inputs = self._effects
         keeps_state = False
         if attributes:

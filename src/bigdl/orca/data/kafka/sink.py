@@ -226,7 +226,7 @@ class _Writer:
 
 
 def _may_repeat(error: Any) -> bool:
-    """Return True if a new producer may write the same rows after this error."""
+    """Return True if a new producer can safely write the same rows again after this error."""
     reason = error.args[0]
     kafka = confluent_kafka().KafkaError
     fenced = reason.code() in (kafka._FENCED, kafka.INVALID_PRODUCER_EPOCH, kafka._PURGE_QUEUE)

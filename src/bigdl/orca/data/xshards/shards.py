@@ -111,7 +111,7 @@ _COMPUTING = "bigdl.xshards.computing"  # local property of a job
 
 @contextlib.contextmanager
 def computing(sc: SparkContext | None) -> Iterator[None]:
-    """Context manager in which jobs report a failing function as a :class:`FailedShard`.
+    """Context manager that reports a function's failure in a job as a :class:`FailedShard`.
 
     The task then does not fail. Otherwise Spark would retry the function several times and hide the
     error in Spark and Java stack traces.

@@ -678,5 +678,5 @@ def _check_frequency(frequency: Any) -> int | list[int]:
 
 
 def _data_config_of(config: dict) -> dict:
-    """Return the config for input conversion, which allows text columns on TensorFlow."""
+    """Return the config for input conversion; with TensorFlow, it permits text columns."""
     return with_texts(config) if backend_of_program() == "tensorflow" else config
