@@ -421,7 +421,7 @@ def wait_passively() -> None:
 
 
 def thread_scope(num_threads: int) -> AbstractContextManager[None]:
-    """Return a context manager in which numeric libraries use `num_threads` threads.
+    """Return a context manager that makes numeric libraries use `num_threads` threads.
 
     The count applies to torch if it is imported, and to every loaded OpenMP and BLAS library if
     ``threadpoolctl`` is installed. Environment variables apply it to libraries that load later and
@@ -511,7 +511,7 @@ def _parse_ids(text: str) -> list[int]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a system file; empty if it cannot be read."""
+    """Return the text of a system file, or an empty string if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -66,11 +66,11 @@ class Chart:
     def box(
         self, x: float, y: float, width: float, height: float, colour: str, title: str = ""
     ) -> None:
-        """Fill a box with its upper left corner at (x, y); see :meth:`line` for the title."""
+        """Draw a filled box whose upper left corner is (x, y); see :meth:`line` for the title."""
         self._boxes.append((x, y, width, height, colour, title))
 
     def text(self, content: str, x: float, y: float, anchor: str = "start") -> None:
-        """Draw a text; `anchor` is ``"start"``, ``"middle"`` or ``"end"``."""
+        """Draw text; `anchor` is ``"start"``, ``"middle"`` or ``"end"``."""
         self._texts.append((content, x, y, anchor))
 
     def svg(self) -> str:

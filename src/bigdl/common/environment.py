@@ -58,7 +58,7 @@ def set_variables(variables: Mapping[str, object | None]) -> dict[str, str | Non
 
 
 def tensorflow_log_level() -> str:
-    """Return the ``TF_CPP_MIN_LOG_LEVEL`` at which TensorFlow starts quietly.
+    """Return the ``TF_CPP_MIN_LOG_LEVEL`` that makes TensorFlow start quietly.
 
     Without an NVIDIA driver, TensorFlow logs an error that CUDA cannot be used.
     """

@@ -160,7 +160,7 @@ class UsageError(BigDLError, RuntimeError, ValueError):
     """
 
     def with_message(self, message: str) -> UsageError:
-        """Return an error with the same code and facts, and another message."""
+        """Return an error with the same code and facts but a different message."""
         return UsageError(message, code=self.code, **self.facts)
 
 

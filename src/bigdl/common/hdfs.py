@@ -109,7 +109,7 @@ class WebHdfs(WebHDFS):
 
 
 def _passes(error: Exception) -> bool:
-    """Return True for errors of a name node that is starting or in failover."""
+    """Return True if an error is temporary because a name node is starting or failing over."""
     if isinstance(error, requests.ConnectionError | requests.Timeout):
         return True
     response = getattr(error, "response", None)
@@ -172,7 +172,7 @@ def _name_nodes(
 
 
 def _settings() -> dict[str, str]:
-    """Return the HDFS settings in ``HADOOP_CONF_DIR``; empty if there are none."""
+    """Return the HDFS settings in ``HADOOP_CONF_DIR``, or an empty dict if there are none."""
     settings: dict[str, str] = {}
     for name in ("core-site.xml", "hdfs-site.xml"):
         with contextlib.suppress(OSError, ElementTree.ParseError):

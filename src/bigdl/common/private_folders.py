@@ -106,7 +106,7 @@ def private_folder(path: str | os.PathLike[str], *, replaceable: bool = False) -
 
 
 def scratch_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
-    """Create a temporary folder below this process's folder, removed by ``cleanup``.
+    """Create a temporary folder inside this process's folder; its ``cleanup`` method removes it.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def scratch_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def scratch_directory(prefix: str) -> Path:
-    """Create a temporary directory below this process's folder; the caller removes it.
+    """Create a temporary directory inside this process's folder; the caller removes it.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def scratch_directory(prefix: str) -> Path:
 
 
 def process_folder(longest: int | None = None) -> str:
-    """Return the temporary folder of this process; create it again if it was removed.
+    """Return the temporary folder of this process; recreate it if it was removed.
 
     A forked process has a separate folder.
 
@@ -211,7 +211,7 @@ class LockedFolder:
 
     @property
     def path(self) -> str:
-        """Path of the folder, which is created again if somebody removed it.
+        """Path of the folder, which is recreated if it was removed.
 
         Raises a UsageError if another user's folder replaced it.
         """
@@ -314,7 +314,7 @@ def _create_locked(root: str, purpose: str) -> tuple[str, int]:
 
 
 def _recreate(path: str) -> int:
-    """Create a removed folder again and return the descriptor that holds its lock."""
+    """Recreate a removed folder and return the descriptor that holds its lock."""
     root = os.path.dirname(path)
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(FileExistsError):
@@ -379,7 +379,7 @@ def _remove_empty_root(root: str) -> None:
 
 
 def _remove_stale_folders(root: str) -> None:
-    """Remove the folders of killed processes; once per process."""
+    """Remove the folders of killed processes, at most once per process and root."""
     with _lock:
         if os.environ.get(VARIABLE) or (os.getpid(), root) in cleaned_roots:
             return

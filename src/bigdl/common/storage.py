@@ -36,7 +36,7 @@ def is_local_storage(fs: Any) -> bool:
 
 
 def plain_path(path: str | os.PathLike[str]) -> str:
-    """Return `path` without a scheme that means a local path.
+    """Return `path` without its scheme if the scheme denotes a local path.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def exists(path: str) -> bool:
 
 
 def joined(folder: str, name: str) -> str:
-    """Join a folder and a file name to a path.
+    """Join a folder and a file name into a path.
 
     Examples
     --------
@@ -349,7 +349,7 @@ _TEXTS = {
 
 
 def disk_error(error: BaseException) -> OSError | None:
-    """Find a disk-related OSError in an error's causes or message; return None if there is none."""
+    """Return the disk-related OSError in an error's causes or implied by its message, or None."""
     each: BaseException | None = error
     while each is not None:
         if isinstance(each, OSError) and each.errno in _REASONS:

@@ -35,7 +35,7 @@ def digest_of(data: bytes) -> str:
 
 
 def user_signature(text: str) -> str:
-    """Return a signature of a text that only programs of this user can make.
+    """Return a signature of a text; only this user's programs can create it.
 
     It is an HMAC-SHA256 in hexadecimal, with a key of 32 random bytes that is made once and kept
     in ``~/.cache/bigdl/keys`` where nobody else can read it.

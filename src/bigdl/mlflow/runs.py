@@ -69,7 +69,7 @@ class FitRun:
         return require("mlflow", "mlflow").MlflowClient(tracking_uri=self.tracking_uri)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log parameters that the run does not have yet."""
+        """Log the parameters that the run does not contain yet."""
         from mlflow.entities import Param
 
         client = self._client()

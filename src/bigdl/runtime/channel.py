@@ -51,7 +51,7 @@ class Unreachable(Exception):
 
 
 class _Displaced(Exception):
-    """Raised when the server closed a connection to admit other ones; the client then retries."""
+    """Raised when the server closed a connection to admit others; the client then retries."""
 
 
 class ConnectionLost(RuntimeError):
@@ -148,7 +148,7 @@ class Connection:
         return [data[start:end] for start, end in pairwise(ends)]
 
     def has(self, keys: Sequence[str], seconds: float | None = 0) -> bool:
-        """Return True once all `keys` exist, False after a timeout."""
+        """Wait until all `keys` exist and return True; return False on timeout."""
         return any(self._request(["has", list(keys), wait])[0] for wait in _waits(seconds))
 
     def add(self, key: str, by: int) -> int:
@@ -168,7 +168,7 @@ class Connection:
         self._request(["will", key])
 
     def _open(self) -> None:
-        """Connect to the server; retry if the server closes the connection to admit other ones."""
+        """Connect to the server; retry if the server closes the connection to admit others."""
         end = time.monotonic() + HANDSHAKE_S
         while True:
             try:
@@ -263,7 +263,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 def _waits(seconds: float | None) -> Iterator[float]:
-    """Yield short timeouts that add up to `seconds`, or without end if `seconds` is None."""
+    """Yield short timeouts that add up to `seconds`, or endlessly if `seconds` is None."""
     end = float("inf") if seconds is None else time.monotonic() + seconds
     while True:
         left = end - time.monotonic()
@@ -374,7 +374,7 @@ class AttemptChannel:
         self.set(key, json.dumps(value))
 
     def has(self, *keys: str, seconds: float = 0) -> bool:
-        """Return True once all `keys` exist, False after `seconds`."""
+        """Wait until all `keys` exist and return True; return False after `seconds`."""
         return bool(self.store.has([self._prefix + key for key in keys], seconds))
 
     def get(self, key: str) -> bytes:

@@ -110,7 +110,7 @@ def request_stop(channel: AttemptChannel, reason: str) -> None:
 
 
 def raise_if_stopped(channel: AttemptChannel) -> None:
-    """Raise JobStopped if somebody other than the engine requested that the workers stop.
+    """Raise JobStopped if anyone other than the engine requested that the workers stop.
 
     Raises
     ------
@@ -127,7 +127,7 @@ PYSPARK_CONTEXT = "pyspark.core.context", "pyspark.context"
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Context manager in which Ctrl-C raises KeyboardInterrupt and bypasses PySpark's handler.
+    """Context manager that makes Ctrl-C raise KeyboardInterrupt and bypass PySpark's handler.
 
     PySpark's handler cancels every job of the application from inside the main thread's current
     call. Handlers of other programs stay.

@@ -174,7 +174,7 @@ def _tf_function(function: Any, options: dict[str, Any]) -> Any:
 
 
 def _class_if_imported(module: str, name: str) -> Any:
-    """Return a class of a module for isinstance, or () if the module is not imported."""
+    """Return a module's class for ``isinstance``, or () if the module is not imported."""
     value: Any = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -256,7 +256,7 @@ def _serialize(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, 
 
 @contextlib.contextmanager
 def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Context manager in which Keras resolves names in a configuration to the given objects."""
+    """Context manager that makes Keras resolve names in a configuration to the given objects."""
 
     def load(code: Any, defaults: Any = None, closure: Any = None, globs: Any = None) -> Any:
         return objects[code[0] if isinstance(code, list | tuple) else code]
@@ -267,7 +267,7 @@ def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Temporarily set an attribute of an object, bypassing the tracking of Keras."""
+    """Temporarily set an attribute of an object, bypassing Keras' attribute tracking."""
     if isinstance(owner, types.FunctionType):
         before = getattr(owner, name)
         setattr(owner, name, value)
@@ -334,7 +334,7 @@ def _register(name: str, value: Any) -> None:
 
 
 def _without_config(value: Any) -> list[Any]:
-    """Return an object's layers without a configuration, which are saved as attributes."""
+    """Return an object's layers that have no configuration and are saved as attributes."""
     if not isinstance(value, keras.layers.Layer):
         return []
     if _has_no_config(value):

@@ -244,7 +244,7 @@ class KeyValueStore:
             return [self._values[key] for key in keys]
 
     def has(self, keys: Sequence[str], seconds: float | None = 0) -> bool:
-        """Return True once all `keys` exist, False after a timeout."""
+        """Wait until all `keys` exist and return True; return False on timeout."""
         ready = threading.Event()
         waiting = self.register_waiter(keys, ready.set)
         if waiting is None:
@@ -335,7 +335,7 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 class KeyValueServer:
-    """Server thread that answers processes which know the job's secret.
+    """Server thread that answers only processes that know the job's secret.
 
     Parameters
     ----------
@@ -520,7 +520,7 @@ class KeyValueServer:
         raise ValueError(f"unknown request: {verb}")
 
     async def _wait(self, keys: list[str], seconds: float) -> bool:
-        """Return True once all keys exist, False after `seconds`."""
+        """Wait until all keys exist and return True; return False after `seconds`."""
         ready = asyncio.Event()
         waiting = self._store.register_waiter(
             keys, lambda: self._loop.call_soon_threadsafe(ready.set)
@@ -554,7 +554,7 @@ class KeyValueServer:
 
 
 def _max_unauthenticated() -> int:
-    """Return the limit of concurrent handshakes, a quarter of the open-file limit or less."""
+    """Return the limit of concurrent handshakes, at most a quarter of the open-file limit."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         _MOST_UNAUTHENTICATED

@@ -448,7 +448,7 @@ _processes = LocalProcesses()
 
 
 def session_directory() -> str:
-    """Return the directory for this process's spools and files, removed at its end."""
+    """Return the directory for this process's spools and files, which is removed at exit."""
     path = process_folder()
     _close_at_exit()
     return path

@@ -157,7 +157,7 @@ def _part_offsets(sizes: list[int]) -> list[int]:
 
 
 def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
-    """Write message parts to a new memory file; return its descriptor, or None if impossible."""
+    """Write message parts to a new memory file; return its descriptor, or None on failure."""
     if not hasattr(os, "memfd_create"):
         return None
     try:

@@ -56,7 +56,7 @@ class PoolStage:
 
 
 class TaskError(WorkerError):
-    """Raised when the function of a pipeline stage raised an exception.
+    """Raised when the function of a pipeline stage raises an exception.
 
     Attributes
     ----------

@@ -223,7 +223,7 @@ class WorkerProcess:
         self.connection.close()
 
     def kill(self) -> None:
-        """Kill the worker and its children; the connection then reports the end."""
+        """Kill the worker and its children; the connection then reports that the worker ended."""
         if not self.has_ended():
             self._kill_group()
             self.process.kill()  # it may have left its process group

@@ -90,7 +90,7 @@ def read_input(
 
 
 def read_to_end(source: Iterable[Any]) -> None:
-    """Consume an iterator: Spark reuses a Python process only if it has read all input."""
+    """Exhaust an iterator, since Spark reuses a Python process only after it has read all input."""
     for _ in source:
         pass
 
@@ -128,7 +128,7 @@ def remove_spools(shards: dict[str, Any]) -> None:
 
 
 def ranks_by_host(hosts: Sequence[str]) -> list[int]:
-    """Return the rank of every task such that tasks of one host have consecutive ranks.
+    """Return a rank for each task such that the tasks on one host have consecutive ranks.
 
     Sums over many workers then cross the network once per host. Hosts are ordered by their first
     task, so the first task has rank 0. With one task per host, ranks equal task indices.
@@ -158,7 +158,7 @@ def choose_shards(
 
 
 def match(views: list[list[int]], wanted: Sequence[int]) -> dict[int, int]:
-    """Assign each task a different shard that it sees; prefer the wanted shards.
+    """Assign each task a different shard that it sees; prefer the shard in `wanted`.
 
     A task gets its wanted shard if every other task can still get one.
 
@@ -338,7 +338,7 @@ def task_environment(spec: TaskSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exits_as_errors() -> Iterator[None]:
-    """Context manager in which this thread's ``os._exit`` raises SystemExit and loses no worker."""
+    """Context manager that makes this thread's ``os._exit`` raise SystemExit; no worker is lost."""
     here, leave = (os.getpid(), threading.get_ident()), os._exit
 
     def raise_here(status: int) -> NoReturn:
@@ -386,7 +386,7 @@ class Task:
         self._channel.set_json(f"who/{self._task_index}", who)
 
     def run(self, batches: Iterator[Any]) -> tuple[int, str, str]:
-        """Run the program and return rank, outcome and detail.
+        """Run the program and return the rank, the outcome and a detail text.
 
         Parameters
         ----------

@@ -352,7 +352,7 @@ class CapturedOutput:
         return len(text)
 
     def note(self, text: str) -> None:
-        """Write a text to the replaced stream only, without keeping it for the driver."""
+        """Write text to the replaced stream only, without keeping it for the driver."""
         if self._tee:
             self._stream.write(f"{text}\n")
             self._stream.flush()

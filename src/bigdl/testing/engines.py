@@ -201,7 +201,7 @@ class EngineContract:
             self.engine().run(program)
 
     def test_os_exit_names_its_status_and_is_not_tried_again(self, tmp_path: Path) -> None:
-        """Check that ``os._exit`` is an error of the program and is not retried."""
+        """Check that ``os._exit`` is reported as an error of the program and is not retried."""
 
         def program(worker: Worker) -> None:
             (tmp_path / f"{worker.rank}-{time.monotonic_ns()}").touch()

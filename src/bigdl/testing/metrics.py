@@ -58,7 +58,7 @@ class MetricContract:
     has_plain_states: bool = True
 
     def inputs(self, generator: torch.Generator, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw random predictions and targets of `rows` rows from a random generator."""
+        """Generate random predictions and targets with `rows` rows, using a random generator."""
         raise NotImplementedError(f"{type(self).__name__} needs a method inputs(generator, rows)")
 
     def expected(
@@ -87,7 +87,7 @@ class MetricContract:
                 torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-12)
 
     def test_any_split_of_the_rows_gives_the_same(self) -> None:
-        """Check that the merged states of up to five workers equal the state of one."""
+        """Check that the merged states of up to five workers equal the state of one worker."""
         for seed in range(10):
             preds, targets = self._drawn(seed)
             whole, union = self._state(), self._state()

@@ -138,7 +138,7 @@ def run_trials(
 
 
 def _recorded(objective: Objective, trial: Trial) -> float | Sequence[float]:
-    """Record that this process runs a trial, and run the objective."""
+    """Record that this process runs a trial, then run the objective."""
     record_process(trial)
     return objective(trial)
 

@@ -549,7 +549,7 @@ def _texts(values: Sequence[Any]) -> list[str]:
 
 
 def _with_drawn_values(value: Any, assignment: Assignment) -> Any:
-    """Replace the domains in a value by their drawn values; keep ``sample_from`` functions."""
+    """Replace the domains in a value with their drawn values; keep ``sample_from`` functions."""
     if isinstance(value, Domain):
         return _with_drawn_values(value.value(*assignment.parameters_of(value)), assignment)
     return _map_parts(value, lambda inner: _with_drawn_values(inner, assignment))

@@ -344,7 +344,7 @@ def trial_table(study: Study) -> pd.DataFrame:
 
 
 def _direction(direction: Any) -> str:
-    """Return a direction as "minimize" or "maximize"."""
+    """Normalize a direction to "minimize" or "maximize"."""
     name = getattr(direction, "name", direction)  # also Optuna's enumeration
     if not isinstance(name, str) or name.lower() not in _DIRECTIONS:
         raise UsageError(

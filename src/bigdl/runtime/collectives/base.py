@@ -76,7 +76,7 @@ class GradientSync(ABC):
 
     @abstractmethod
     def _gather(self, data: bytes, sizes: list[int]) -> list[bytes] | None:
-        """Gather bytes of every rank on rank 0; `sizes` are the lengths on all ranks."""
+        """Gather the bytes of every rank on rank 0; `sizes` are the lengths on all ranks."""
 
     @abstractmethod
     def _start_reduce(self, tensor: torch.Tensor, operation: str) -> Callable[[], object]:
@@ -202,7 +202,7 @@ class GradientSync(ABC):
         weight: float,
         may_be_sparse: Sequence[torch.nn.Parameter] = (),
     ) -> None:
-        """Replace every gradient by the sum over ranks of ``weight * gradient``.
+        """Replace every gradient with the sum over ranks of ``weight * gradient``.
 
         Parameters
         ----------
@@ -322,7 +322,7 @@ def as_peer_lost() -> Iterator[None]:
 
 
 def bytes_tensor(data: bytes | None) -> torch.Tensor:
-    """Copy bytes to a writable tensor of one dimension."""
+    """Copy bytes to a writable one-dimensional tensor."""
     import numpy as np
     import torch
 

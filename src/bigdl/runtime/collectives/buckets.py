@@ -329,7 +329,7 @@ def gradient_layout(gradient: torch.Tensor | None) -> int:
 
 
 def scaled_gradient(parameter: torch.nn.Parameter, weight: float, *, dense: bool) -> torch.Tensor:
-    """Return `weight` times a parameter's gradient as a dense or a sparse tensor."""
+    """Return a parameter's gradient multiplied by `weight`, as a dense or sparse tensor."""
     import torch
 
     gradient = parameter.grad if weight else None

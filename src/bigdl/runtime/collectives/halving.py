@@ -112,7 +112,7 @@ class HalvingDoubling:
             pool.close()
 
     def sum(self, tensor: Any, turn: int, block: int = 1) -> None:
-        """Sum a tensor over the ranks in place and wait; :meth:`start` does not wait.
+        """Sum a tensor over the ranks in place; unlike :meth:`start`, wait for the result.
 
         Parameters
         ----------

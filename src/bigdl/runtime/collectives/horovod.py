@@ -207,7 +207,7 @@ def _copy_back(tensor: torch.Tensor, carrier: torch.Tensor) -> None:
 
 
 class Slot(NamedTuple):
-    """Horovod's slot of a worker: its global, local and cross ranks, and the sizes of these groups.
+    """A worker's Horovod slot: its global, local and cross ranks, and the sizes of these groups.
 
     Attributes
     ----------

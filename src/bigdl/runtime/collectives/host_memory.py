@@ -289,7 +289,7 @@ class SharedBuffer(SumBuffer):
                 self._arrays.append(memory[: local.nbytes].view(local.dtype))
 
     def _add_up_tree(self, start: int, stop: int) -> None:
-        """Replace local values of a range by their tree sum over the local peers."""
+        """Replace local values of a range with their tree sum over the local peers."""
         local = self._arrays[self._index]
         for low in range(start, stop, _BLOCK):
             block = slice(low, min(low + _BLOCK, stop))
@@ -342,7 +342,7 @@ class HostBuffer(SharedBuffer):
         return finish
 
     def _add_up(self, start: int, stop: int) -> None:
-        """Replace local values of a range by their sum over the ranks."""
+        """Replace local values of a range with their sum over the ranks."""
         if self._sums_in_tree:
             self._add_up_tree(start, stop)
             return

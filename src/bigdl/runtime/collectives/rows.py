@@ -140,7 +140,7 @@ class _Round:
 
 
 class Distinct:
-    """The distinct values of keys, and the mapping from all keys to them.
+    """The distinct values among the keys, and the mapping from each key to its distinct value.
 
     Parameters
     ----------

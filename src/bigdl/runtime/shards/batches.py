@@ -130,7 +130,7 @@ def _avoid_single_rows(
 
 
 def _move(taken: npt.NDArray[Any], rows: npt.NDArray[Any], excess: int) -> None:
-    """Remove the last `excess` rows in epoch order from `taken`, or add the next ``-excess``."""
+    """Remove the last `excess` rows in epoch order from `taken`; if negative, add the next rows."""
     step = -1 if excess > 0 else 1
 
     def positions(rank: int) -> Iterator[tuple[Fraction, int]]:

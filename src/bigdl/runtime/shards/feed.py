@@ -143,7 +143,7 @@ class Feed(ABC):
         return self
 
     def check(self) -> None:  # noqa: B027 - most are checked on creation
-        """Raise a UsageError if the driver detects rows that fit and evaluate cannot use."""
+        """Raise a UsageError if the driver finds rows that ``fit`` and ``evaluate`` cannot use."""
 
     def check_local(self) -> None:  # noqa: B027 - most inputs can be read anywhere
         """Raise a UsageError if processes without Spark and Ray cannot read the input."""

@@ -443,7 +443,7 @@ class Shard:
         self.arrays = spool.arrays()
 
     def locate(self, name: str) -> dict[str | None, tuple[int, int | None]]:
-        """Return a column's locations by map key; a column that is not a map has the key None.
+        """Return a column's locations, keyed by map key; a non-map column has the key None.
 
         A location is the index of the array, and the column within it (None for the whole array).
         """
