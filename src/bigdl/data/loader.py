@@ -655,7 +655,7 @@ class _EpochReader:
         return start, min(start + self._stride, self._loader.rows)
 
     def prepare(self, first: int, last: int) -> dict[int, Future[RecordStore]]:
-        """Load the shuffle windows of some steps and the next window; release earlier windows."""
+        """Load the shuffle windows of given steps and the next window; release earlier windows."""
         if not isinstance(self._order, WindowOrder) or self._loading is None:
             return {}
         low = self._order.number(self.bounds(first)[0])
@@ -722,7 +722,7 @@ class _EpochReader:
         return columns
 
     def _split(self, values: Any, sizes: list[int]) -> Sequence[Any]:
-        """Split a column into the columns of the batches, as tensors or arrays."""
+        """Split a column of several batches into one column per batch, as tensors or arrays."""
         ends = np.cumsum([0, *sizes]).tolist()
         parts = list(itertools.pairwise(ends))
         is_torch = self._loader.format == "torch"

@@ -34,7 +34,7 @@ _PIECE_ROWS = 1 << 20
 
 
 class RowSource(ABC):
-    """Base class of row sources, which read rows by their row number.
+    """Base class of row sources, which read rows by row number.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class RowSource(ABC):
         return [(low, high) for low, high in itertools.pairwise(ends) if low < high]
 
     def pieces(self, leaves: Sequence[str], ranges: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-        """Yield pairs of a first store index and a function that reads consecutive rows."""
+        """Yield pairs: the first row's index in the store, and a function that reads the rows."""
         columns = list(dict.fromkeys(top_level(each, self.schema) for each in leaves))
         stored = 0
         for start, stop in ranges:

@@ -63,7 +63,7 @@ class Ragged:
     counts: np.ndarray
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """Return the lists at some row indices."""
+        """Return the lists at the given row indices."""
         ends = np.cumsum(self.counts)
         counts = self.counts[rows]
         return Ragged(self.values[elements_at((ends - self.counts)[rows], counts)], counts)
@@ -225,7 +225,7 @@ class RecordStore:
         return {name: each.most for name, each in lists.items() if each.least == each.most}
 
     def gather(self, rows: np.ndarray) -> dict[str, Any]:
-        """Return the values at some row indices, by column.
+        """Return a dict of values at the given row indices, keyed by column.
 
         Parameters
         ----------
@@ -297,7 +297,7 @@ def store_in_memory(
 def store_in_folder(
     fields: Sequence[RecordField], rows: int, pieces: Iterable[Piece], folder: str
 ) -> RecordStore:
-    """Write rows to a RecordStore of unlinked files, which disappear with the process."""
+    """Write rows to a RecordStore of unlinked files, which disappear when the process exits."""
 
     def open_file(name: str) -> int:
         descriptor, path = tempfile.mkstemp(prefix=name, dir=folder)

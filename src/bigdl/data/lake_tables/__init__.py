@@ -133,7 +133,7 @@ def _format_of_object(data: Any) -> str | None:
 
 
 def _lake_at(path: str) -> tuple[str, str, str | None] | None:
-    """Return format, folder and version of the Delta or Iceberg table at a path, else None."""
+    """Return the format, folder and version of the lake table at a path, or None."""
     prefix = _PREFIX.match(path)
     if prefix is not None:
         path = path[prefix.end() :]

@@ -188,7 +188,7 @@ class LakeTable:
             return [each for ranges in pool.map(ranges_of_file, self.files) for each in ranges]
 
     def _check(self, file: DataFile, schema: pa.Schema, names: Sequence[str]) -> None:
-        """Raise UsageError if a file lacks a column or stores the column with another type."""
+        """Raise UsageError if a file lacks a column or the column has another type in the file."""
         for name in names:
             if name not in schema.names:
                 raise UsageError(
@@ -323,7 +323,7 @@ def read_ranges(
 
 
 def _sources(columns: TableColumns, file: DataFile, schema: pa.Schema) -> list[pa.Field | None]:
-    """Return the file's field for each selected column, or None if it is missing."""
+    """Return the file's field for each selected column, or None for a missing column."""
     by_key = {_key_in_file(each, columns.is_by_id): each for each in schema}
     constants = dict(file.constants)
     return [

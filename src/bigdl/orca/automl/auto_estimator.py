@@ -1,4 +1,4 @@
-"""AutoEstimator: hyperparameter search for the best configuration of a model.
+"""AutoEstimator: search for the best hyperparameter configuration of a model.
 
 An :class:`AutoEstimator` has a *builder* (:mod:`bigdl.orca.automl.trial`), which creates a model
 from a configuration.  ``fit`` creates a *job*, which all trials share, and the *records*, in which

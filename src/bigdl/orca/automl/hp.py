@@ -128,7 +128,7 @@ def qrandint(lower: int, upper: int, q: int = 1) -> Number:
 
 
 def choice(categories: Sequence) -> Choice:
-    """Return a space that selects one value of a list.
+    """Return a space that selects one value from a list.
 
     A value may contain further spaces in dicts and lists; they are drawn if the value is selected.
 

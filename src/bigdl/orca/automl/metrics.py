@@ -59,7 +59,7 @@ def _symmetric(y, p):
 
 
 def _accuracy(y, p):
-    """Return the share of correct labels; class scores are converted to labels first."""
+    """Return the fraction of correct labels; class scores are converted to labels first."""
     if y.shape[1:] == (1,):
         y = y[:, 0]
     if p.ndim == y.ndim + 1:
@@ -154,7 +154,7 @@ class Evaluator:
 
     @staticmethod
     def check_metric(metric: str) -> str:
-        """Return a metric's name in lower case if the metric exists.
+        """Return a metric's name in lower case, or raise UsageError if the metric does not exist.
 
         Raises
         ------

@@ -293,7 +293,7 @@ class _TuneSearch(tune.Callback):
             self.records.mark_lost(record, error)
 
     def _remove(self, trial: Any, result: dict | None) -> Trial | None:
-        """Remove a running trial, as failed if `result` is None, and return its record."""
+        """Remove a running trial, as failed if `result` is None, and return the trial's record."""
         record, _ = self.running.pop(trial.trial_id, (None, None))
         if record is not None and self.searcher is not None:
             self.searcher.on_trial_complete(trial.trial_id, result, error=result is None)

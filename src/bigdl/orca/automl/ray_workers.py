@@ -103,7 +103,7 @@ class TrialWorker:
         )
 
     def end(self, timeout: float | None = None) -> None:
-        """Disconnect from the other workers; they fail if they wait for this worker."""
+        """Disconnect from the other workers; workers that wait for this one fail."""
         if self.run is not None:
             self.run.close(timeout)
         self.run = None
@@ -240,7 +240,7 @@ def _start_peer(rank: int, workers: int, address: Address | None) -> Any:
 
 
 def _failures(calls: list, timeout: float | None) -> list:
-    """Wait for calls and return the failure of each, or None."""
+    """Wait for calls; return each call's failure, or None if it succeeded."""
     ray.wait(calls, num_returns=len(calls), timeout=timeout, fetch_local=False)
     return [_failure(call) for call in calls]
 

@@ -188,7 +188,7 @@ class TrialRecords:
         return len(self._trials("WAITING"))
 
     def may_stop(self, trial: Trial) -> bool:
-        """Return True if a trial may stop early: it is not a finalist and there is one metric."""
+        """Return True if a trial can stop early: it is not a finalist and there is one metric."""
         return self.goal.is_single and _FINALIST not in trial.user_attrs
 
     def begin(self, trial: Trial) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _write(
 
 
 def write_leaderboard(records: TrialRecords, folder: Path) -> None:
-    """Write TensorBoard event files of all finished trials, and remove those of earlier searches.
+    """Write TensorBoard event files of all finished trials, and remove those of older searches.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ from bigdl.training.state import seed_everything
 
 @dataclass(frozen=True)
 class SearchMetric:
-    """Metric of the predictions for the validation set.
+    """Metric that a search computes from the predictions for the validation set.
 
     Attributes
     ----------
@@ -238,7 +238,7 @@ class Builder(ABC):
 
 
 class TrialModel(ABC):
-    """Base class of models in training; all workers of a trial call the same methods."""
+    """Base class of the models that trials train; all workers of a trial call the same methods."""
 
     @abstractmethod
     def epoch(self) -> list[float]:
@@ -268,7 +268,7 @@ def concatenate_batches(batches: Sequence[Sequence[Any]]) -> list[np.ndarray]:
 
 
 def compute_metrics(y_true: list, y_pred: list, metrics: Sequence[SearchMetric]) -> list[float]:
-    """Compute metrics of one or several outputs.
+    """Compute metrics of one or more outputs.
 
     Predictions of shape (n, 1) match targets of shape (n,), and vice versa.
     """

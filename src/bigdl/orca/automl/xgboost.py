@@ -105,7 +105,7 @@ def _parameters_of(config) -> dict[str, Any]:
 
 
 class _XGBoostModel(TrialModel):
-    """XGBoost model of one trial in training.
+    """XGBoost model that a trial trains.
 
     The trees are grown in `job.epochs` parts.
 

@@ -114,7 +114,7 @@ class ConnectCluster(SparkCluster):
 
     @property
     def is_local(self) -> bool:
-        """Always False: tasks may run on any machine, even if the server's master is local."""
+        """Always False: tasks can run on any machine, even if the server's master is local."""
         return False
 
     @property

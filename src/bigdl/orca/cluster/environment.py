@@ -164,7 +164,7 @@ def zip_bigdl(file: str | Path) -> bool:
 
 
 def ship_modules(sc: SparkContext) -> None:
-    """Send the program's modules to the executors of `sc`, unless the executors have them.
+    """Send the program's modules to the executors of `sc` if the executors lack them.
 
     A program may import more modules after its context was started; the next call sends them.
     Executors on this machine import from the same folders as the program.

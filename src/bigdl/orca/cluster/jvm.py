@@ -198,7 +198,7 @@ def loss_of(sc: SparkContext | None, timeout: float = 0.0) -> SparkLost | None:
 
 
 def may_be_lost_connection(error: BaseException) -> bool:
-    """Return True for errors that a broken JVM connection may cause.
+    """Return True for errors that a broken JVM connection can cause.
 
     It is then worth waiting for the JVM's end.  Rows use separate sockets, whose errors say less
     than py4j's.

@@ -79,7 +79,7 @@ def shortage(sc: SparkContext) -> str:
 
 
 def remove_lost_executors(sc: SparkContext) -> None:
-    """Remove pods of terminating executors whose node does not confirm their end.
+    """Remove pods of terminating executors whose node does not confirm their termination.
 
     Spark requests no replacements while they exist, and the node may never return.
     """
@@ -148,7 +148,7 @@ def _start_timeout(jvm: JVMView, setting: str | None) -> float:
 
 
 def _waiting() -> Iterator[float]:
-    """Yield the seconds since the first call, at regular intervals, forever."""
+    """Yield the number of seconds since the first call, at regular intervals, forever."""
     begin = time.monotonic()
     while True:
         yield time.monotonic() - begin
@@ -228,7 +228,7 @@ class Pods(contextlib.AbstractContextManager):
         return max(number, skipped)
 
     def reasons(self, waited: float, timeout: float, number: int = 1) -> str:
-        """Return why the pods do not start, or "" if they may only need more time.
+        """Return why the pods do not start, or "" if they might only need more time.
 
         Parameters
         ----------
@@ -302,7 +302,7 @@ def start_problem(pod: dict, is_late: bool) -> str | None:
 
 
 def quotas(jvm: JVMView, namespace: str) -> str:
-    """Return the resource quotas of a namespace, which may prevent new pods."""
+    """Return the resource quotas of a namespace, which can prevent the creation of pods."""
     client = _client(jvm)
     try:
         resource_quotas = client.resourceQuotas().inNamespace(namespace).list().getItems()

@@ -402,7 +402,7 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
 
 
 def waiting_properties(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark properties that let idle OpenMP threads of Python workers sleep.
+    """Return Spark properties that make idle OpenMP threads of Python workers sleep.
 
     Parameters
     ----------
@@ -512,7 +512,7 @@ def default_properties() -> frozenset[str]:
 
 
 def _daemon_properties(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return properties that let Spark fork workers from ``bigdl.orca.cluster.python_daemon``.
+    """Return properties that make Spark fork workers from ``bigdl.orca.cluster.python_daemon``.
 
     The daemon preloads the modules that Orca's tasks need, including torch if this process uses it.
     """
@@ -590,7 +590,7 @@ def spark_versions_in(home: str | Path) -> list[str]:
 
 
 def _check_spark_home() -> None:
-    """Raise UsageError if SPARK_HOME has another Spark version than the installed PySpark."""
+    """Raise UsageError if Spark in SPARK_HOME and the installed PySpark differ in version."""
     import pyspark
 
     home, required = spark_home(), pyspark.__version__

@@ -116,7 +116,7 @@ class RayCluster:
 
     @property
     def hosts(self) -> dict[str, str]:
-        """Id and address of all live nodes, including nodes without CPUs."""
+        """Ids and addresses of all live nodes, including nodes without CPUs."""
         import ray
 
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -137,7 +137,7 @@ class RayCluster:
         return sum(node.cores for node in self.members)
 
     def room(self, cores: int) -> int:
-        """Return the number of workers with `cores` CPUs that fit on the nodes when idle."""
+        """Return how many workers with `cores` CPUs each fit on the nodes when they are idle."""
         return sum(node.cores // cores for node in self.members)
 
     @property
@@ -336,7 +336,7 @@ class OrcaRayContext:
         return self.initialized and self.cluster.is_local
 
     def init(self, driver_cores: int = 0) -> dict:
-        """Start Ray or connect to it, unless already done.
+        """Start Ray or connect to it if necessary.
 
         Parameters
         ----------

@@ -184,7 +184,7 @@ class SparkCluster:
 
     @property
     def dynamic_allocation(self) -> bool:
-        """True if Spark may add and remove executors while a program runs."""
+        """True if Spark can add and remove executors while a program runs."""
         return not self.is_local and self._conf("spark.dynamicAllocation.enabled") == "true"
 
     @property
@@ -224,7 +224,7 @@ class SparkCluster:
 
     @property
     def cores_per_node(self) -> int:
-        """Number of cores that tasks may use on one executor."""
+        """Number of cores that tasks can use on one executor."""
         simulated = simulated_cluster(self.master)
         if simulated:
             return simulated[1]
@@ -271,7 +271,7 @@ class SparkCluster:
 
     @contextlib.contextmanager
     def keep_tasks_local(self) -> Iterator[None]:
-        """Temporarily run tasks only on executors that hold their data, even if these are busy.
+        """Temporarily run tasks only on executors that hold their data, even if those are busy.
 
         By default Spark moves them to another executor after 3 s, which fails if only one executor
         can read the data. A setting of the program is kept.

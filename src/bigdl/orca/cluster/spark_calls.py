@@ -255,7 +255,7 @@ def _print_exc(*args: Any, **options: Any) -> None:
 
 
 def _loss(sc: Any, error: BaseException) -> BigDLError | None:
-    """Return the SparkLost error if an error is caused by the end of the JVM."""
+    """Return a SparkLost error if the end of the JVM caused `error`."""
     is_known = isinstance(error, BigDLError) or not isinstance(error, Exception)
     return None if is_known else loss_of(sc, JVM_BROKEN_S if may_be_lost_connection(error) else 0.0)
 

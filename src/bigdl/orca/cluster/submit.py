@@ -200,7 +200,7 @@ def is_inside(mode: str, environ: Mapping[str, str]) -> bool:
 
 
 def join(*lists: str | Iterable[str] | None) -> str:
-    """Join comma-separated strings and sequences to one comma-separated list."""
+    """Join comma-separated strings and sequences into one comma-separated list."""
     entries = []
     for each in lists:
         parts = each.split(",") if isinstance(each, str) else map(os.fspath, each or ())
@@ -407,7 +407,7 @@ def check_reachable(addresses: Sequence[Address], what: str, advice: str) -> Add
 
 
 def resource_managers(directory: str) -> list[Address]:
-    """Read the addresses of YARN's resource managers from Hadoop's directory.
+    """Read the addresses of YARN's resource managers from Hadoop's configuration directory.
 
     Raises
     ------

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def python_variables(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables that select this interpreter, unless the user chose one.
+    """Return environment variables that select this interpreter unless the user chose one.
 
     On a cluster this sets the driver's interpreter only, and only in client mode.  Executors on
     other machines use ``PYSPARK_PYTHON`` or ``spark.pyspark.python``.

@@ -57,13 +57,13 @@ def check_version(version: str) -> None:
 
 
 def release(version: str) -> tuple[int, int]:
-    """Return major and minor number of a version."""
+    """Return the major and minor number of a version."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def spark_release() -> tuple[int, int]:
-    """Return major and minor number of the installed PySpark's version."""
+    """Return the major and minor number of the installed PySpark's version."""
     import pyspark
 
     return release(pyspark.__version__)
@@ -143,7 +143,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def condition_of(error: Any) -> str:
-    """Return the name of an error's Spark error condition."""
+    """Return the name of the Spark error condition of an error."""
     name = error.getCondition() if hasattr(error, "getCondition") else error.getErrorClass()
     return str(name)
 
@@ -371,7 +371,7 @@ def by_sets(
 
 
 def shuffle(value: Column, seed: int) -> Column:
-    """Shuffle array elements with a seed, which gives another order with Spark Connect 3.5."""
+    """Shuffle array elements with a seed; the order differs with Spark Connect 3.5."""
     from pyspark.sql import functions as F
 
     if "seed" in inspect.signature(F.shuffle).parameters:

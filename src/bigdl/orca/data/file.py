@@ -85,7 +85,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def open_text(path: str) -> list[str]:
-    r"""Read the lines of a UTF-8 text file, stripped of whitespace.
+    r"""Read the lines of a UTF-8 text file, with surrounding whitespace removed from each line.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def open_text(path: str) -> list[str]:
 
 
 def open_image(path: str) -> PIL.Image.Image:
-    """Read an image file as a fully loaded ``PIL.Image.Image``, in the color mode of the file.
+    """Read an image file as a fully loaded ``PIL.Image.Image``, in the file's color mode.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def open_image(path: str) -> PIL.Image.Image:
 
 
 def decode_image(data: bytes, name: str) -> PIL.Image.Image:
-    """Decode the bytes of an image file, in the color mode of the file.
+    """Decode the bytes of an image file, in the file's color mode.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def decode_image(data: bytes, name: str) -> PIL.Image.Image:
 
 
 def load_numpy(path: str) -> np.ndarray:
-    """Load the array of a ``.npy`` file, or the arrays of a ``.npz`` file by name.
+    """Load the array of a ``.npy`` file, or a mapping of the arrays of a ``.npz`` file.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def load_numpy(path: str) -> np.ndarray:
 
 
 def makedirs(path: str) -> None:
-    """Create a directory and its parents, if it does not exist.
+    """Create a directory and its parents if they do not exist.
 
     Examples
     --------
@@ -183,7 +183,7 @@ def makedirs(path: str) -> None:
 
 
 def rmdir(path: str) -> None:
-    """Remove a directory with everything in it.
+    """Remove a directory and all its contents.
 
     Examples
     --------

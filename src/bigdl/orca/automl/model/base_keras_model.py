@@ -102,7 +102,7 @@ class KerasModelBuilder(Builder):
 
 
 class _KerasTrial(TrialModel):
-    """Keras model of one trial in training.
+    """Keras model that a trial trains.
 
     Parameters
     ----------

@@ -118,7 +118,7 @@ class _TrialFitSettings(FitSettings):
 
 
 class _TorchTrial(TrialModel):
-    """PyTorch model of one trial in training.
+    """PyTorch model that a trial trains.
 
     Parameters
     ----------

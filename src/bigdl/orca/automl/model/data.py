@@ -67,7 +67,7 @@ class _ArrayShard(Shard):
 
 
 class RowsPart(TensorShard):
-    """One worker's share of rows of which every worker holds a complete copy.
+    """One worker's share of the rows, of which every worker holds a complete copy.
 
     Worker `r` of `n` takes the rows `r`, `r + n`, ... of an epoch's order, so the workers' batches
     together equal the batches of a single worker.
@@ -267,7 +267,7 @@ def _with_names(data: Any, features: list, labels: list) -> tuple[Any, tuple[lis
 
 
 def _as_codes(data: Any, features: list) -> tuple[Any, dict[str, Any]]:
-    """Replace pandas categories by integer codes; return the data and the categories."""
+    """Replace pandas categories with integer codes; return the data and the categories."""
     if not is_frame(data) and not isinstance(data, dict):
         return data, {}
     series = {name: data[name] for name in features or () if name in data}

@@ -1,4 +1,4 @@
-"""Feeds, which convert inputs of ``fit`` and ``predict`` for workers, with their registry."""
+"""Feeds, which convert the inputs of ``fit`` and ``predict`` for workers, and their registry."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -107,7 +107,7 @@ def feed_of(
 
 
 def input_type_of(data: Any, framework: str | None = None) -> str:
-    """Return the name of an input's type, to show in messages or to compare two inputs."""
+    """Return the name of an input's type, for messages and for comparing two inputs."""
     if isinstance(data, Feed):
         return data.kind
     registered = _registered(data)

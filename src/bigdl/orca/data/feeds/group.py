@@ -1,4 +1,4 @@
-"""Several inputs of one job, e.g. training and validation data."""
+"""Group of several inputs of one job, e.g. training and validation data."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ArrayFeed(PackedFeed):
 
     @functools.cached_property
     def _columns(self) -> tuple[int, list, list]:
-        """Number of rows, and the specs and arrays of features and targets."""
+        """Number of rows, followed by the column specs and arrays of features and targets."""
         data = self.data
         dtypes = self.dtypes
         if type(data).__name__ == "TensorDataset":

@@ -192,5 +192,5 @@ class ParquetFeed(ColumnFeed):
 
 
 def _table_path(version: str | None) -> str:
-    """Return the format and path in a versioned table name, without the version."""
+    """Return the format and the path from a versioned table name."""
     return (version or "").rpartition("@")[0]

@@ -152,7 +152,7 @@ class SparkDataFrameFeed(PackedFeed):
         return packed, specs, close
 
     def _specs_like(self, reference):
-        """Return the column specs, with types unified with those in the feed `reference`."""
+        """Return the column specs, with their types unified with those of the feed `reference`."""
         if reference is None:
             return self.specs
         owner, others = self.name or "the other data", {s.name: s for s in reference.specs}
@@ -222,7 +222,7 @@ def check_columns(frame, columns: Sequence[str], name: str | None = None) -> dic
 
 
 def find_columns(columns: Sequence[str], available: Sequence[str], owner: str) -> None:
-    """Raise UsageError for columns that an input does not have."""
+    """Raise UsageError if an input lacks any of `columns`."""
     for column in columns:
         if not isinstance(column, str):
             raise UsageError(f"Column names must be strings, got {column!r}", code="argument-type")

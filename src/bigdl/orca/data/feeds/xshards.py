@@ -69,7 +69,7 @@ class ShardsFeed(ColumnFeed):
 
 
 def _is_empty(shard: Any) -> bool:
-    """Return True for a frame or a dict of arrays without rows."""
+    """Return True for a frame without rows or a dict of arrays without rows."""
     if isinstance(shard, dict):
         return all(hasattr(each, "__len__") and not len(each) for each in shard.values())
     return is_frame(shard) and not len(shard)

@@ -305,7 +305,7 @@ def _suffixes(types: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _list_files(where: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
-    """Return the files with the given suffixes under paths or patterns, sorted."""
+    """Return the sorted paths of files under paths or patterns that have the given suffixes."""
     paths = [where] if isinstance(where, str) else where
     files = {file for path in paths for file in files_of(path)}
     # Spark ignores hidden and temporary files
@@ -389,7 +389,7 @@ VOC_CLASSES = (
 
 
 def class_numbers(classes: Any) -> dict[str, int]:
-    """Return a dict of class ids by class name, for a list of names or a dict."""
+    """Convert a list of class names, or a dict, to a dict of class ids keyed by class name."""
     if classes is None:
         classes = VOC_CLASSES
     if isinstance(classes, Mapping):

@@ -83,7 +83,7 @@ class SchemaField(NamedTuple):
 
 
 def chunks(items: Iterable, size: int) -> Iterator[list]:
-    """Yield lists of `size` items, except for a shorter last list, without reading ahead."""
+    """Yield lists of `size` items (the last one may be shorter), without reading ahead."""
     iterator = iter(items)
     while block := list(itertools.islice(iterator, size)):
         yield block

@@ -42,7 +42,7 @@ def settings_of(servers: str, options: Mapping[str, str] | None = None) -> dict[
 
 
 def is_transient(error: Any) -> bool:
-    """Return True for a transient Kafka error, which ends when the broker is available again."""
+    """Return True for a transient Kafka error, such as an unavailable broker."""
     reason = error.args[0] if error.args else None
     kafka = confluent_kafka().KafkaError
     transient = (

@@ -58,7 +58,7 @@ def parts(
 def spark_frame(
     table: LakeTable, session: SparkSession, names: Sequence[str] | None = None
 ) -> DataFrame:
-    """Return a Spark DataFrame with the rows in the order of the table.
+    """Return a Spark DataFrame with the rows in the table's order.
 
     Parameters
     ----------

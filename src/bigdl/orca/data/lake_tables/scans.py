@@ -1,4 +1,4 @@
-"""Direct reads of Parquet files by workers, for DataFrames that only select columns.
+"""Direct reading of Parquet files by workers, for DataFrames that only select columns.
 
 Spark decodes columns to Java vectors and rows, encodes them as Arrow and sends them to Python.  If
 a plan only selects columns, a Python task that opens the files with pyarrow gets the same rows in
@@ -244,7 +244,7 @@ def row_ranges_of(df: DataFrame) -> tuple[TableColumns, list[RowRange]] | None:
 
 
 def _is_common(type_: pa.DataType) -> bool:
-    """Return True for types that Spark, Arrow and Parquet represent equally."""
+    """Return True for types that Spark, Arrow and Parquet represent identically."""
     if pa.types.is_date32(type_):
         return True
     while pa.types.is_list(type_):
@@ -393,7 +393,7 @@ def has_modern_dates(file: pq.ParquetFile, dates: Sequence[str], rebase_mode: st
 
 
 def _are_late(file: pq.FileMetaData, dates: Sequence[str]) -> bool:
-    """Return True if a file's statistics show no date before the calendar switch of 1582."""
+    """Return True if a file's statistics show no date before the 1582 calendar change."""
     groups = map(file.row_group, range(file.num_row_groups))
     columns = (g.column(i) for g in groups if g.num_rows for i in range(g.num_columns))
     statistics = (each.statistics for each in columns if each.path_in_schema in dates)

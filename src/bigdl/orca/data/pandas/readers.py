@@ -591,7 +591,7 @@ def _translate_encoding(options: dict[str, Any]) -> None:
 def _headers_of(
     files: Sequence[str], sep: str, quote: str, encoding: str | None
 ) -> dict[tuple[str, ...], list[str]] | None:
-    """Group files by header, without empty files; return None if a header is unreadable."""
+    """Group non-empty files by header; return None if a header is unreadable."""
     import csv
 
     def header(file: str) -> tuple[str, ...]:
@@ -696,7 +696,7 @@ def _wide(schema: StructType) -> StructType:
 
 
 def _check_row(columns: int, sep: str, quote: str, escape: str | None, row: str) -> None:
-    """Raise UsageError for a row with too many fields or an open quote.
+    """Raise UsageError for a row with too many fields or an unclosed quote.
 
     Parameters
     ----------

@@ -493,7 +493,7 @@ class StringIndex:
 
     @classmethod
     def from_dict(cls, indices: Mapping[Hashable, int], col_name: str) -> StringIndex:
-        """Create a StringIndex from a dict of numbers by value.
+        """Create a StringIndex from a dict that maps values to their numbers.
 
         Parameters
         ----------
@@ -532,7 +532,7 @@ class StringIndex:
         return self._df
 
     def to_dict(self) -> dict[Any, int]:
-        """Return the number of each value."""
+        """Return a dict that maps each value to its number."""
         if self._ids is None:
             rows = cast("DataFrame", self._df).select(self.col_name, "id").collect()
             self._ids = {value: number for value, number in rows if value is not None}

@@ -1,4 +1,4 @@
-"""XShards: distributed collections of Python objects, transformed with plain functions."""
+"""XShards: distributed collections of Python objects, transformed by ordinary functions."""
 
 from bigdl.orca.data.xshards.ray import RayXShards
 from bigdl.orca.data.xshards.spark import SharedValue, SparkXShards, XShards

@@ -42,7 +42,7 @@ _CELL_ROWS = 1 << 16
 
 
 def safe_names(number: int) -> list[str]:
-    """Return unique column names that need no quotes."""
+    """Return unique column names that need no quoting."""
     return [f"c{i}" for i in range(number)]
 
 
@@ -50,7 +50,7 @@ def safe_names(number: int) -> list[str]:
 
 
 def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[Any, str]]:
-    """Convert an RDD of pandas frames to a Spark DataFrame; return it and its column names.
+    """Convert an RDD of pandas frames to a DataFrame; return the DataFrame and its column names.
 
     Partitions and the order of rows are kept; the index is dropped.  A column gets one type for the
     values of all shards.  NaN becomes null, and a timestamp without time zone is interpreted in the

@@ -60,7 +60,7 @@ def hold(rdd, *parents):
 
 
 def detached(rdd):
-    """Return the same RDD without Python references to its parents."""
+    """Return the same RDD, but without Python references to its parents."""
     if rdd.context is None:  # Spark Connect plans have no references in this process
         return rdd
     from pyspark import RDD

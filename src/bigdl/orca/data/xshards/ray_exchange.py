@@ -290,7 +290,7 @@ def spark_df_to_ray_dataset(df):
 
 
 def ordered_blocks(dataset) -> list:
-    """Return references of a dataset's blocks as dicts of arrays, in the dataset's order.
+    """Return references to a dataset's blocks, as dicts of arrays, in the dataset's order.
 
     By default Ray returns blocks in the order of their completion.
     """
@@ -303,5 +303,5 @@ def ordered_blocks(dataset) -> list:
 
 
 def parquet_dataset(paths: list[str]):
-    """Return the Ray Dataset of Parquet files."""
+    """Return a Ray Dataset that reads Parquet files."""
     return require("ray.data", "ray").read_parquet(paths)

@@ -66,7 +66,7 @@ _SIGNATURES = "_bigdl_signatures"
 
 
 class XShards(ABC):
-    """Distributed collection of shards: Python objects that plain functions transform.
+    """Distributed collection of shards: Python objects that are transformed by functions.
 
     A shard is any object that can be pickled, most often a pandas DataFrame or arrays in a dict.
     Create XShards with :meth:`partition`, with the readers of ``bigdl.orca.data``, or from a Spark
@@ -1013,7 +1013,7 @@ class SparkXShards(XShards):
         return max((each for each in largest if not pd.isna(each)), default=float("nan"))
 
     def unique(self) -> np.ndarray:
-        """Return the distinct values of shards that are pandas Series, in order of appearance."""
+        """Return the distinct values of Series shards, in order of first appearance."""
         name = self._get_class_name()
         if name not in (SERIES, None):
             raise UsageError(
@@ -1069,7 +1069,7 @@ class SparkXShards(XShards):
     # Export --------------------------------------------------------------------------------------
 
     def to_spark_df(self) -> DataFrame:
-        """Return a Spark DataFrame of the rows, with the same partitions and order, without index.
+        """Return a Spark DataFrame of the rows in the same partitions and order, without the index.
 
         It is computed lazily.  NaN becomes null, and a timestamp without time zone is interpreted
         in the session's time zone.
@@ -1168,7 +1168,7 @@ def _with_row_id(frame: DataFrame, column: str = _ROW_ID) -> DataFrame:
 
 
 def _equal(pairs: Iterable[tuple[str, str]]) -> Column:
-    """Return the SQL condition that both columns of every pair are equal; null equals null."""
+    """Return an SQL condition that both columns of each pair are equal, where null equals null."""
     conditions = (F.col(left).eqNullSafe(F.col(right)) for left, right in pairs)
     return reduce(and_, conditions, F.lit(True))
 
