@@ -465,6 +465,13 @@ class _FunctionLoss(keras.losses.Loss):
     def get_config(self) -> dict:
         return {**super().get_config(), "func": self._func}
 
+    @classmethod
+    def from_config(cls, config: dict) -> _FunctionLoss:
+        func = config["func"]  # Keras writes a function as a dict
+        if isinstance(func, dict):
+            func = keras.saving.deserialize_keras_object(func)
+        return cls(**{**config, "func": func})
+
 
 def _merged(result: object) -> object:
     # A train step is pickled by value with its globals, but this function by reference.
