@@ -11,7 +11,7 @@ class _Missing:
 
 
 class AttributePatch:
-    """Replacement of attributes of modules, classes and other objects that can be undone.
+    """Undoable replacement of attributes of modules, classes and other objects.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Lazy calls, which are made once their arguments are chosen, and decorators for lazy calls.
+"""Lazy calls, made once a search has chosen their arguments, and decorators that create them.
 
 A class decorated with ``@hpo.obj()`` stays the same class. Constructed with a search space among
 its arguments, it returns an :class:`AutoObject`, from which each trial makes an object.
@@ -69,7 +69,7 @@ def with_config(value: Any, config: Mapping[str, Any]) -> Any:
 
 
 class SearchableValue(Lazy):
-    """Base class of lazy objects that a user can inspect: spaces, defaults and samples."""
+    """Base class of lazy objects whose spaces, defaults and samples a user can inspect."""
 
     @property
     def kwspaces(self) -> dict[str, Domain]:
@@ -105,7 +105,7 @@ class SearchableValue(Lazy):
 
 
 class AutoObject(SearchableValue):
-    """A call of a class or function that is made once its search spaces are chosen.
+    """A call of a class or function, made once values are chosen for its search spaces.
 
     Parameters
     ----------
@@ -151,14 +151,14 @@ class AutoObject(SearchableValue):
 
 
 def called(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call `target`, or return an :class:`AutoObject` if an argument has search spaces."""
+    """Call `target`, or return an :class:`AutoObject` if an argument contains search spaces."""
     if holds_lazy([args, kwargs]):
         return AutoObject(target, *args, **kwargs)
     return target(*args, **kwargs)
 
 
 def obj(**defaults: Any) -> Callable[[type], type]:
-    """Decorate a class so that its arguments may be search spaces.
+    """Decorate a class so that its arguments can be search spaces.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def obj(**defaults: Any) -> Callable[[type], type]:
 
 
 def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function so that its arguments may be search spaces.
+    """Decorate a function so that its arguments can be search spaces.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ class HPOConfig:
         self._tf.undo()
 
     def enable_hpo_pytorch(self) -> None:
-        """Set the PyTorch flag that code for BigDL 2.x sets; searches do not need it."""
+        """Set a flag for compatibility with BigDL 2.x; PyTorch searches do not need it."""
         self._pytorch = True
 
     def disable_hpo_pytorch(self) -> None:

@@ -94,7 +94,7 @@ def _core_count(text: str) -> int:
 
 @dataclass
 class Plan:
-    """The environment variables, libraries and scripts that a command will set.
+    """Environment variables to set, libraries to preload and scripts to source for a command.
 
     Attributes
     ----------
@@ -287,7 +287,7 @@ def applied(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the changes from one environment to another; None removes a variable."""
+    """Return the changes from one environment to another; the value None removes a variable."""
     names = sorted({*before, *after})
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
 

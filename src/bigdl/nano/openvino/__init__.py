@@ -1,4 +1,4 @@
-"""OpenVINO networks, used without the framework that they were created with."""
+"""OpenVINO networks, used without the framework in which they were created."""
 
 from bigdl.nano.openvino.model import OpenVINOModel
 from bigdl.nano.openvino.network import CompiledNetwork

@@ -1,4 +1,4 @@
-"""Guard against integers that OpenVINO computes inexactly: exact computation, or an error.
+"""Guard against integers that OpenVINO computes inexactly: compute exactly or raise an error.
 
 On a CPU, OpenVINO computes integers of all types in 32 bits and drops the higher bits of an input.
 Remainders, quotients, comparisons, powers and sums go through float32, so they are exact only up to
@@ -144,7 +144,7 @@ class IntegerGuard:
             self.limits = self._derive_limits(self._graph)
 
     def _derive_limits(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
-        """Return the range with exact results for each integer input that may exceed this range."""
+        """Return the range with exact results for each integer input that can exceed this range."""
         boxes: dict[int, Box] = {
             position: (
                 np.full(self._columns[position], max(low, _LOW), object),

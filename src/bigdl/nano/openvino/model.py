@@ -126,7 +126,7 @@ class OpenVINOFacade(abc.ABC):
 
     @abc.abstractmethod
     def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
-        """Convert an element of ``input_data`` to the flat list of the network's arrays."""
+        """Convert an element of ``input_data`` to a flat list of the network's input arrays."""
 
     def nano_network_facts(self) -> dict[str, Any]:
         """Return the network's properties for the metadata of a saved model."""

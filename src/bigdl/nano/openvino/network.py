@@ -724,7 +724,7 @@ class CompiledNetwork:
 
 
 def _may_take_cpu(device: str) -> bool:
-    """Return True for an AUTO, MULTI or HETERO device that may use the CPU."""
+    """Return True for an AUTO, MULTI or HETERO device that can use the CPU."""
     plugin, _, listed = device.partition(":")
     names = [each.partition("(")[0] for each in listed.split(",")]
     return plugin in ("AUTO", "MULTI", "HETERO") and (not listed or "CPU" in names)

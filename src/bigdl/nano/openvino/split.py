@@ -1,4 +1,4 @@
-"""A network split into a part for common inputs, a part for per-row inputs, and a joint part.
+"""Networks split into parts for common and per-row inputs, and a joint part that combines them.
 
 A ranking model scores one user with many items, so the user's inputs are equal in all rows. The
 part of the network that depends on these *common* inputs alone is computed for one row. The part
@@ -164,7 +164,7 @@ class SplitNetwork:
         return self._per_row.infer(inputs)[0]
 
     def joint(self, common: Sequence[np.ndarray], own: np.ndarray) -> list[np.ndarray]:
-        """Run the joint part and return the outputs of the network.
+        """Run the joint part, which combines both results, and return the outputs of the network.
 
         Parameters
         ----------

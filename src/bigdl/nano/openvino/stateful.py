@@ -20,7 +20,7 @@ _TOKENS = 2
 
 
 def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
-    """Return a copy of a network in which each pair of input and output is a state variable.
+    """Return a copy of a network that turns each input-output pair into a state variable.
 
     Each variable is a tensor of shape (rows, heads, tokens, head size), initially empty. A further
     input, :data:`ROWS`, has the state row that each row of the next call continues.

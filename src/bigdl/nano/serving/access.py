@@ -40,7 +40,7 @@ class AccessError(UsageError):
 
 
 class ForbiddenError(AccessError):
-    """Exception raised for a request whose token is valid for another purpose only."""
+    """Exception raised for a request whose token is valid only for other purposes."""
 
 
 @dataclass(frozen=True)

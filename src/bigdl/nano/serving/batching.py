@@ -134,7 +134,7 @@ class _Request:
     arrived: float = field(default_factory=time.perf_counter)
 
     def is_late(self, now: float) -> bool:
-        """Return True if the request exceeded its timeout, after setting its future's error."""
+        """Return True if the request exceeded its timeout, and set the error of its future."""
         if self.timeout is None or self.arrived + self.timeout >= now:
             return False
         if self.future.set_running_or_notify_cancel():

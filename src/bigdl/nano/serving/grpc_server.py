@@ -50,7 +50,7 @@ class GrpcService(Protocol):
 
 
 class GrpcServer:
-    """gRPC server of several services; a context manager that stops it on exit.
+    """gRPC server for several services; as a context manager, it stops on exit.
 
     Parameters
     ----------

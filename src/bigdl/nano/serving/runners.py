@@ -126,7 +126,7 @@ class ModelRunner:
         return bool(inputs) and all(spec.shape and spec.shape[0] == -1 for spec in inputs)
 
     def _rows_independent(self, together: list[np.ndarray]) -> bool:
-        """Return True if two rows give the same results one by one as together in one batch."""
+        """Return True if two rows give the same results separately as in one batch."""
         for row in (0, 1):
             alone = self.run([each[row : row + 1] for each in self.arrays_of(2)])
             for part, whole in zip(alone, together, strict=True):

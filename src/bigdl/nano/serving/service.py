@@ -113,7 +113,7 @@ class InferenceService:
 
     @property
     def ready(self) -> bool:
-        """True if the server is not shutting down and has at least one model, if it needs any."""
+        """True if the server is not shutting down and has a model, or needs none."""
         return not self.draining and (not self._needs_models or bool(self.repository.names()))
 
     def check_access(self, authorization: str | None, purpose: str = INFER) -> None:

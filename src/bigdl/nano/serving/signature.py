@@ -99,7 +99,7 @@ class TensorSpec:
 
     @classmethod
     def parsed(cls, text: str) -> list[TensorSpec]:
-        """Parse tensor specs from a text such as ``"x: FP32[-1,4]; mask: BOOL[-1]"``.
+        """Parse tensor specs from text such as ``"x: FP32[-1,4]; mask: BOOL[-1]"``.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Functions that replace Keras classes by Nano's classes and restore them."""
+"""Functions that replace Keras classes with Nano's classes and restore them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ _replaced = AttributePatch()
 
 
 def patch_tensorflow(precision: str = "float32") -> None:
-    """Replace Keras' ``Model``, ``Sequential``, ``Embedding`` and ``Adam`` by Nano's classes.
+    """Replace Keras' ``Model``, ``Sequential``, ``Embedding`` and ``Adam`` with Nano's classes.
 
     Later look-ups in ``keras`` or ``tf.keras`` return the replacements; ``SparseAdam`` replaces
     ``Adam``. A second call has no further effect.

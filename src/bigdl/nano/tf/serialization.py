@@ -53,7 +53,7 @@ _OBJECTS = (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A picklable Keras model for other processes.
+    """A Keras model in a picklable format, for transfer to other processes.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class PackedModel:
 
 
 def packed(model: keras.Model, compiled: bool = True) -> PackedModel:
-    """Pack a model for another process.
+    """Convert a model to a :class:`PackedModel`, which other processes can unpickle.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def packed(model: keras.Model, compiled: bool = True) -> PackedModel:
 
 
 def unpacked(content: PackedModel) -> keras.Model:
-    """Unpack a model.
+    """Create a Keras model from a :class:`PackedModel`.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def _dataset(elements: list, spec: object) -> tf.data.Dataset:
 
 
 def is_of_keras(value: object) -> bool:
-    """Return True for a class or function of Keras or of a package that it builds on."""
+    """Return True for a class or function of Keras, TensorFlow, NumPy or ``builtins``."""
     module = getattr(value, "__module__", None) or ""
     return module.partition(".")[0] in ("keras", "tensorflow", "builtins", "numpy")
 

@@ -200,7 +200,7 @@ def schedule_processors(
 
 
 def spawn_new_process(func: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a function so that each call runs in a new process with separate variables.
+    """Decorate a function to run each call in a new process with extra environment variables.
 
     Libraries read variables such as ``OMP_NUM_THREADS`` when they load, so changes need a new
     process. Arguments and results are sent with ``cloudpickle``.
@@ -243,7 +243,7 @@ def spawn_new_process(func: Callable[..., T]) -> Callable[..., T]:
 
 
 def get_default_args(func: Callable) -> dict[str, Any]:
-    """Return the parameters of a function that have defaults, with their defaults.
+    """Return the defaults of a function's parameters by parameter name.
 
     Parameters
     ----------

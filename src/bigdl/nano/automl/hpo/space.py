@@ -273,7 +273,7 @@ class Bool(Categorical):
 
 
 class NestedSpace(Space):
-    """Base class of containers whose elements may be search spaces.
+    """Base class of containers whose elements can be search spaces.
 
     Attributes
     ----------
@@ -308,7 +308,7 @@ class NestedSpace(Space):
 
 
 class List(NestedSpace):
-    """A list whose elements may be search spaces.
+    """A list whose elements can be search spaces.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ class List(NestedSpace):
 
 
 class Dict(NestedSpace):
-    """A dict whose values may be search spaces.
+    """A dict whose values can be search spaces.
 
     Parameters
     ----------
@@ -361,7 +361,7 @@ class Dict(NestedSpace):
 
 
 def _labels(choices: Sequence[Any]) -> list[Any]:
-    """Return a unique label for each choice, which trials report instead of the choice."""
+    """Return a unique label for each choice; trials report the label instead of the choice."""
     labels: list[Any] = []
     for each in choices:
         label = each if type(each) in _REPORTABLE and each not in labels else _name(each)

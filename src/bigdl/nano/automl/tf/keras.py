@@ -1,4 +1,4 @@
-"""Searchable Keras models: the hyper-parameters are searched before training."""
+"""Keras models whose hyper-parameters are searched before training."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -272,7 +272,7 @@ class Searchable(_ModelProxy, Searcher):
 
 
 class Sequential(Searchable):
-    """A stack of layers whose arguments may be search spaces.
+    """A stack of layers whose arguments can be search spaces.
 
     Parameters
     ----------
@@ -368,7 +368,7 @@ class Model(Searchable):
 
 
 class SearchableClass(Searchable):
-    """A model of a ``keras.Model`` subclass whose arguments may be search spaces.
+    """An instance of a ``keras.Model`` subclass whose arguments can be search spaces.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Replacements of Keras layers, functions and optimizers that accept search spaces.
+"""Replacements for Keras layers, functions and optimizers, which accept search spaces.
 
 The replacement of a layer class always creates lazy layers: a lazy layer may be called with the
 result of another one, so that a graph with one search space is lazy as a whole. Only the

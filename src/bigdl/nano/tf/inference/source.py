@@ -520,7 +520,7 @@ class KerasSource:
         return self.random_arrays(1)
 
     def random_arrays(self, rows: int) -> list[np.ndarray]:
-        """Return random numbers from 0 to 1, or random zeros and ones, of the inputs' shapes."""
+        """Return random numbers from 0 to 1, or random zeros and ones, in the inputs' shapes."""
         random = np.random.default_rng(0)
         arrays = []
         for port in self.inputs.ports:

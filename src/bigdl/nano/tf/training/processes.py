@@ -1,4 +1,4 @@
-"""Keras training in several processes: ``fit``, and custom training loops by decorators.
+"""Keras training in several processes: ``fit``, and decorators for custom training loops.
 
 Afterwards the model has the trained weights and optimizer state, as if trained in this process.
 """
@@ -376,7 +376,7 @@ def nano_multiprocessing_loss(**kwargs: Any) -> Callable:
 
 
 def nano(num_processes: int | None = None, backend: str = "multiprocessing") -> Callable:
-    """Run a training loop in several processes of this machine.
+    """Return a decorator that runs a training loop in several processes of this machine.
 
     Positional arguments are handled by type. The ``keras.Model`` is trained and receives the
     weights. An optimizer sums the gradients of all processes, weighted by their rows, and receives
