@@ -1,4 +1,4 @@
-"""Start and stop of Orca on a cluster.
+"""Functions that start and stop Orca on a cluster.
 
 The logger ``bigdl.orca`` reports actions at INFO and ignored arguments at WARNING.
 """

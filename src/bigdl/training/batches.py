@@ -486,7 +486,7 @@ class TensorShard(BatchSource):
         return None
 
     def deal(self, rank: int, size: int) -> None:
-        """Keep this rank's share of the rows, if every worker holds the same rows in any order."""
+        """Keep this rank's share of rows that every worker holds, even if their order differs."""
         import torch
 
         order = torch.from_numpy(np.argsort(self._ids, kind="stable")[rank::size].copy())
@@ -1000,7 +1000,7 @@ class LoaderBatches(BatchSource):
         return 0
 
     def order(self, of: Pass) -> _Epoch:
-        """Return the order of a pass, and start to prefetch its batches."""
+        """Return the order of a pass, and start prefetching its batches."""
         indices = self._indices(self._shuffles, of.seed, of.number)
         return self._start(_Epoch(indices, (of.seed, of.number)), of.ranges())
 

@@ -506,7 +506,7 @@ class Hooks(ABC):
     @property
     @abstractmethod
     def are_called(self) -> bool:
-        """True if there are callbacks, which may inspect the model after an epoch."""
+        """True if there are callbacks, which might inspect the model after an epoch."""
 
     @abstractmethod
     def begin_fit(self) -> None:
@@ -550,7 +550,7 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def begin_epoch(self) -> None:
-        """Start to read the remaining batches of the epoch."""
+        """Start reading the remaining batches of the epoch."""
 
     @abstractmethod
     def run(self, triggers: Triggers) -> bool:
@@ -615,7 +615,7 @@ class EpochRunner:
     checkpointer: Checkpointer
 
     def run(self) -> Any:
-        """Train until the stopping criterion; return the result of :meth:`Checkpointer.finish`."""
+        """Train until the fit is over; return the result of :meth:`Checkpointer.finish`."""
         state = self.context.state
         self.hooks.begin_fit()
         while True:

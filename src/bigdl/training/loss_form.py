@@ -595,7 +595,7 @@ class LossWeights:
 
     @property
     def is_uneven(self) -> bool:
-        """True if the workers must exchange the divisors of their parts."""
+        """True if the workers must exchange the divisors of their partial losses."""
         return self.reduction == DIVISOR
 
     def is_due(self) -> bool:

@@ -154,7 +154,7 @@ class Timers:
 
     @contextlib.contextmanager
     def record(self, name: str) -> Iterator[None]:
-        """Context manager that records its duration under `name`."""
+        """Context manager that measures the duration of its block and records it under `name`."""
         started = time.perf_counter()
         try:
             yield
@@ -372,7 +372,7 @@ class MetricValue(float):
     tolist = item
 
     def numpy(self) -> Any:
-        """Return the value as a NumPy array without dimensions."""
+        """Return the value as a zero-dimensional NumPy array."""
         import numpy as np
 
         return np.asarray(float(self), "float32")

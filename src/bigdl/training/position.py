@@ -56,7 +56,7 @@ class StoppingCriterion:
         return position.epochs_with_metrics > self.first or is_within_epoch
 
     def last_epoch(self, position: Position, batches: int, accumulate: int = 1) -> int:
-        """Return the epoch that ends the run, if an epoch has `batches` batches.
+        """Return the last epoch of the run, assuming that each epoch has `batches` batches.
 
         Parameters
         ----------
@@ -225,7 +225,7 @@ class Trigger(ABC):
         """
 
     def get_trigger(self) -> Trigger:
-        """Return the trigger itself (BigDL 2.x returned an object of the JVM)."""
+        """Return the trigger itself (BigDL 2.x returned a JVM object)."""
         return self
 
     @staticmethod

@@ -179,7 +179,7 @@ class ItemBar:
         self._bar = tqdm(total=total, unit=unit)
 
     def begin(self, name: str) -> None:
-        """Show the name of the item that starts."""
+        """Show the name of the item that is starting."""
         self._bar.set_description(name)
 
     def end(self, text: str) -> None:
@@ -210,7 +210,7 @@ class ItemLines:
         self._name = ""
 
     def begin(self, name: str) -> None:
-        """Record the name of the item that starts; print a line for the first item."""
+        """Record the name of the item that is starting; print a line for the first item."""
         self._name = f" {name}"
         if not self._done:
             self._print(f"{self._unit} 1/{self.total}{self._name} begins")

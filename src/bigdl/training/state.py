@@ -109,7 +109,7 @@ def seed_everything(seed: int, rank: int = 0) -> int:
 
 @contextlib.contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
-    """Context manager that seeds the random generators, and restores their states at its end."""
+    """Context manager that seeds the random generators and restores their states on exit."""
     before = capture_rng()
     try:
         seed_everything(seed)

@@ -133,7 +133,7 @@ class TreeSum:
         self._partial: list[tuple[int, list[torch.Tensor]]] = []
 
     def add(self, tensors: list[torch.Tensor]) -> None:
-        """Add the next leaf of the tree; its tensors may be modified."""
+        """Add the next leaf of the tree, whose tensors might be modified in place."""
         import torch
 
         level = 0

@@ -295,7 +295,7 @@ def _payloads(parts, count) -> Iterator[list[memoryview]]:
 
 
 class FrameReader:
-    """Frames that a task received, grouped by tag and sender and put in order.
+    """Frames that a task received, grouped by tag and sender and sorted.
 
     Spark fetches blocks in any order. It reuses a Python worker only if the task has read its whole
     input, so all frames are read.
@@ -342,7 +342,7 @@ def _joined(parts):
 
 
 class Packable:
-    """Base class of dataclasses that are sent as messages, with dicts of arrays by number."""
+    """Base class of dataclasses that are sent as messages, with dicts of arrays keyed by number."""
 
     numbered: ClassVar[tuple[str, ...]] = ("buffers",)  # attributes that hold such arrays
 

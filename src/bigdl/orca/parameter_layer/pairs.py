@@ -139,7 +139,7 @@ class Pairs:
         pairs.persist(self.sc._getJavaStorageLevel(StorageLevel(True, True, False, True, copies)))
 
     def forget_lineage(self, pairs: Any) -> None:
-        """Cut the lineage, so that the inputs of the pairs may be removed."""
+        """Cut the lineage, so that the inputs of the pairs can be removed."""
         pairs.rdd().localCheckpoint()
 
     def drop(self, pairs: Any) -> None:

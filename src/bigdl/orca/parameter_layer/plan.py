@@ -319,7 +319,7 @@ class Transport(contextlib.AbstractContextManager):
 
     @abstractmethod
     def close(self) -> None:
-        """Free all resources; may be called twice."""
+        """Free all resources; calling this method again has no effect."""
 
     def __exit__(self, *_):
         self.close()

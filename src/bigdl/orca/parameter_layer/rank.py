@@ -190,7 +190,7 @@ class Rank:
         return vector, [vector[low:high] for low, high in self._geometry.bounds]
 
     def _put(self, received: dict, vector: np.ndarray, owner: int) -> None:
-        """Copy an owner's received weights, or only its changed rows, into the vector."""
+        """Copy the weights, or only the changed rows, received from an owner into the vector."""
         low, high = self._geometry.bounds[owner]
         decoded, part = self._weights_codec.decode(received["weights"]), vector[low:high]
         if received["touched"] is None:

@@ -408,7 +408,7 @@ class _States:
 
 @contextlib.contextmanager
 def optimizers_cut() -> Iterator[None]:
-    """Context manager in which Keras optimizers load no state of sharded table rows.
+    """Context manager that keeps Keras optimizers from loading the state of sharded table rows.
 
     The torch optimizers of the sharded rows keep the state of the rows.
     """

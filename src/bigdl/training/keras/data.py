@@ -509,7 +509,7 @@ def inputs_of(batch: Any) -> Any:
 
 
 def _check_texts(model: Any, inputs: Any) -> None:
-    """Raise an error if the data has text where the model takes numbers, or the reverse."""
+    """Raise an error if the data has text where the model takes numbers, or vice versa."""
     try:
         expected = model.inputs
     except (AttributeError, ValueError):  # not built yet

@@ -59,7 +59,7 @@ def set_values(variables: Iterable[Any], values: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def kept_values(variables: list[Any]) -> Iterator[None]:
-    """Context manager that restores the values of variables at its end."""
+    """Context manager that restores the values of variables if its block raises no error."""
     before = values_of(variables)
     yield
     set_values(variables, before)

@@ -246,7 +246,7 @@ class RankStates:
         return self._policy.run(call, consequence, only_if=lambda: self._transport.keeps_state)
 
     def cut(self, slices: int) -> None:
-        """Change the number of slices of the weights."""
+        """Change the number of slices that the weights are split into."""
         if slices == self.plan.owners:
             return
         logger.info("The weights are split into %d slices instead of %d", slices, self.plan.owners)

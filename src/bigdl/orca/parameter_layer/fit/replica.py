@@ -74,7 +74,7 @@ class FlatModel:
         return [buffers.get(number, initial) for number, initial in enumerate(self.initial)]
 
     def put(self, vector: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
-        """Set the trained weights from a vector, and all buffers."""
+        """Set all trained weights, from a flat vector, and all buffers."""
         weights = zip(self._trained, self._whole.parts(vector), self.widths, strict=True)
         for variable, array, width in weights:
             put = self._share if width else self._assign
