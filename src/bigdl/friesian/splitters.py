@@ -449,7 +449,7 @@ class GlobalTime(Splitter):
 
 
 class ColdUsers(Splitter):
-    """Splitter whose test rows are all rows of some users, chosen by a hash of the user id.
+    """Splitter that tests on all rows of a subset of users, chosen by a hash of the user id.
 
     Parameters
     ----------
@@ -675,7 +675,7 @@ def drop_cold(
 def drop_seen(
     test: Frame, train: Frame, *, user_col: str = "user", item_col: str = "item"
 ) -> Filtered[Frame]:
-    """Drop test rows whose user has the item in a training row.
+    """Drop test rows whose user and item also occur together in a training row.
 
     Use it only if recommendations leave out seen items. Such test rows could then never be hits.
 

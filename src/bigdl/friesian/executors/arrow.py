@@ -168,7 +168,7 @@ def _read_function(path: str) -> Callable[[Any], Any]:
 
 
 def host_of(host: Any) -> AbstractContextManager[Host]:
-    """Convert the argument `host` to a context manager; a Host that the user passed stays open.
+    """Convert the argument `host` to a context manager, which leaves a Host of the user open.
 
     None means Spark if a session is active, else local processes.
     """
@@ -456,7 +456,7 @@ def _written(column: Any) -> pa.Array:
 def compute_statistics(
     program: Program, pieces: Sequence[Piece], host: Host
 ) -> dict[tuple[int, str], Any]:
-    """Compute the statistics that `program` requests, over Parquet files."""
+    """Compute the statistics that `program` requests from pieces of Parquet files."""
     for each in program:
         if isinstance(each, FittedOperator) and isinstance(each.step, AddHistSeq):
             raise UsageError(

@@ -73,7 +73,7 @@ class TableOutput:
         return html_table(type(self).__name__, dtypes, rows or "")
 
     def _dtypes(self) -> dict[str, str]:
-        """Return the column types; empty if the Spark context has been stopped."""
+        """Return the column types, or an empty dict if the Spark context has been stopped."""
         try:
             return dict(self.df.dtypes)
         except UsageError:
@@ -85,7 +85,7 @@ class TableOutput:
         return self
 
     def uncache(self) -> Self:
-        """Release the rows that :meth:`cache` keeps."""
+        """Remove the rows of this table from the cache."""
         if self.df.is_cached:
             self.df.unpersist()
         return self
@@ -107,7 +107,7 @@ class TableOutput:
         self.df.show(n, truncate)
 
     def to_spark_df(self) -> DataFrame:
-        """Return the Spark DataFrame, which is also the attribute ``df``."""
+        """Return the Spark DataFrame, like the attribute ``df``."""
         return self.df
 
     @spark.action

@@ -39,7 +39,7 @@ class CellMethods(ABC):
         """
 
     def fillna(self, value: float | str | bool, columns: str | list[str] | None) -> Self:
-        """Replace nulls by a value; NaN stays.
+        """Replace nulls with a value; NaN values stay unchanged.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class FeatureMethods(CellMethods):
     # -- hashes --------------------------------------------------------------------------------
 
     def hash_encode(self, columns: str | list[str], bins: int, method: str = "md5") -> Self:
-        """Replace values by the digest of their string modulo `bins`.
+        """Replace values by the digest of their string representation, modulo `bins`.
 
         Parameters
         ----------

@@ -578,7 +578,7 @@ def _frame(table: Any) -> DataFrame:
 def _program(
     steps: Sequence[Operator], schema: Schema, states: dict[int, State]
 ) -> tuple[Program, list[FittedOperator]]:
-    """Return the program of the next pass over the data, and operators with their input schemas."""
+    """Return the program of the next pass over the data, and its operators with input schemas."""
     program: Program = []
     fitted: list[FittedOperator] = []
     unknown: set[str] = set()

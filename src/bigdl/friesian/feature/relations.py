@@ -457,7 +457,7 @@ class Table(CellMethods, TableOutput):
 
 
 def _with_equal_types(frames: list[DataFrame]) -> list[DataFrame]:
-    """Cast columns that are strings in one frame to strings in all frames.
+    """Cast columns that are strings in at least one frame to strings in all frames.
 
     In ANSI mode Spark would otherwise parse the strings.
     """

@@ -54,7 +54,7 @@ def save(
 
 
 def load(path: str) -> tuple[list[Operator], dict[str, Field], list[FittedOperator] | None]:
-    """Read a saved pipeline: its operators, the data schema and the fitted operators."""
+    """Read the operators, the data schema and the fitted operators of a saved pipeline."""
     fs, folder = open_file_system(path)
 
     def with_tables(value: dict[str, Any]) -> Any:

@@ -199,7 +199,7 @@ class FeatureTable(FeatureMethods, TableReader, JoinMethods, VocabularyEncoders,
 
 
 def _shape_aggregates(value: Column, dtype: str) -> list[Column]:
-    """Return min and max aggregates: of array lengths at each depth, then of the values."""
+    """Return the min and max aggregates of the array lengths at each depth, then of the values."""
     aggregates, depth = [], 0
     while column_types.is_array(dtype):
         lengths = F.array(F.when(value.isNotNull(), F.size(value)))

@@ -14,7 +14,7 @@ from bigdl.orca.data.xshards.connect import rows_of
 def featuretable_to_xshards(
     tbl: Table, convert_cols: str | list[str] | None = None
 ) -> SparkXShards:
-    """Convert a table to XShards of dicts of arrays, one shard per partition.
+    """Convert a table to XShards that hold one dict of arrays per partition.
 
     Parameters
     ----------

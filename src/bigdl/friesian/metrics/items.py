@@ -161,7 +161,7 @@ def _catalogue(catalogue: Table | Iterable[Any], item_col: str) -> pa.ChunkedArr
 
 
 def _features(features: Table | None, item_col: str) -> tuple[pa.ChunkedArray, np.ndarray]:
-    """Return item ids and feature codes; a last row of -1 is for items without features."""
+    """Return item ids and feature codes, with a final row of -1 for items without features."""
     if features is None:
         return pa.chunked_array([], pa.int64()), np.full((1, 1), -1)
     names = [each for each in column_names(features) if each != item_col]

@@ -44,7 +44,7 @@ def ncf(
     dropout: float = 0.0,
     sharded: bool = False,
 ) -> keras.Model:
-    """Build an NCF model (NeuMF): click probability from user and item ids.
+    """Build an NCF model (NeuMF), which predicts click probabilities from user and item ids.
 
     He et al., "Neural Collaborative Filtering", WWW 2017; see :class:`bigdl.friesian.models.NCF`.
 
@@ -224,7 +224,7 @@ def mmoe(
     dropout: float = 0.0,
     sharded: bool = False,
 ) -> keras.Model:
-    """Build a multi-gate mixture of experts: one probability per task.
+    """Build a multi-gate mixture of experts, which predicts one probability per task.
 
     Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate
     Mixture-of-Experts", KDD 2018; see :class:`bigdl.friesian.models.MMoE`.
@@ -403,7 +403,7 @@ def _rows(
 
 
 def _mean_of_known(vectors: Any, numbers: Any) -> Any:
-    """Average the vectors of each row, of shape ``(n, length, dim)``, where the id is not 0."""
+    """Average the vectors of each row in an array ``(n, length, dim)``, except vectors of id 0."""
     known = ops.cast(ops.expand_dims(ops.not_equal(numbers, 0), -1), vectors.dtype)
     return ops.sum(vectors * known, 1) / ops.maximum(ops.sum(known, 1), 1.0)
 
@@ -438,12 +438,12 @@ def _embedded(
 
 
 def _initializer(initializer: str | None) -> Any:
-    """Return an initializer for one embedding table; a shared object would repeat its values."""
+    """Return a new initializer for an embedding table; a shared one would repeat its values."""
     return initializer or keras.initializers.RandomNormal(stddev=0.05)
 
 
 def _known(number: Any, size: int) -> Any:
-    """Replace ids that are out of range by 0."""
+    """Replace out-of-range ids with 0."""
     is_known = ops.logical_and(number >= 0, number < size)
     return ops.where(is_known, number, ops.zeros_like(number))
 

@@ -184,7 +184,7 @@ def _mean_of_known(bag: nn.Module, numbers: Tensor) -> Tensor:
 
 
 class NCF(TableModel):
-    """Neural collaborative filtering (NeuMF): click probability from user and item ids.
+    """Neural collaborative filtering (NeuMF), which predicts clicks from user and item ids.
 
     It combines a product of embeddings (generalised matrix factorisation) with a network on
     separate embeddings: He et al., "Neural Collaborative Filtering", WWW 2017.
@@ -579,7 +579,7 @@ class DLRM(FieldsModel):
 
 
 class MMoE(TableModel):
-    """Multi-gate mixture of experts: one probability per task.
+    """Multi-gate mixture of experts, which predicts one probability per task.
 
     Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate
     Mixture-of-Experts", KDD 2018.
@@ -982,7 +982,7 @@ class AUGRU(nn.Module):
 
 
 class DIEN(TableModel):
-    """Deep interest evolution network: click probability from a user's history.
+    """Deep interest evolution network, which predicts click probabilities from user histories.
 
     A GRU reads the history. An attention layer compares its states with the target item, and a
     second GRU (:class:`AUGRU`) follows the interests that matter for it: Zhou et al., "Deep

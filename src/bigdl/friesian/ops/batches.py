@@ -249,7 +249,7 @@ def _elements(column: Values) -> Values:
 
 @dataclass(frozen=True)
 class Counts(Statistic):
-    """Counts of each distinct value over all `columns` together; nulls are not counted.
+    """Count of each distinct value over all `columns` together; nulls are not counted.
 
     The result is an Arrow table with the columns ``value`` and ``count`` (int64), in no order.
 

@@ -71,7 +71,7 @@ def is_integral(dtype: str) -> bool:
 
 
 def is_fractional(dtype: str) -> bool:
-    """Return True for float and double, which have NaN."""
+    """Return True for the types that have NaN: float and double."""
     return dtype in _FRACTIONAL
 
 

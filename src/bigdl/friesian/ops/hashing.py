@@ -79,7 +79,7 @@ def fast_bucket(value: Column, bins: int) -> Column:
 
 
 class Hash(Function):
-    """Function that hashes the string of a value into a bucket.
+    """Function that hashes the string representation of a value into a bucket.
 
     The string is ``str(value)`` of Python; for ``xxhash64`` it is the string of Spark.
     """

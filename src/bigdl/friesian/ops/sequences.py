@@ -85,7 +85,7 @@ class AddHistSeq(Operator):
         }
 
     def _order(self, names: Any) -> dict[str, str | None]:
-        """Return output columns in order: a history with its source column, others with None."""
+        """Return the output columns in order, with the source column of each history, else None."""
         histories = {f"{name}_hist_seq": name for name in self.cols}
         order: dict[str, str | None] = {}
         for name in names:
@@ -132,7 +132,7 @@ class AddHistSeq(Operator):
         )
 
     def of_users(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Yield the output rows by user and time; `table` must have all rows of its users."""
+        """Yield the output rows by user, then by time; `table` must have all rows of its users."""
         order, position, size = self._positions(table)
         wanted = np.flatnonzero((position >= self.min_len) & (position + self.num_seqs >= size))
         columns = self._order(table.column_names)
@@ -165,7 +165,7 @@ class AddHistSeq(Operator):
         return order, np.arange(len(order)) - starts[users], sizes[users]
 
     def check_rows(self, table: pa.Table) -> None:
-        """Raise a UsageError for rows with a null time; `table` may lack some rows of a user."""
+        """Raise a UsageError for rows with a null time; `table` can lack some rows of a user."""
         if table[self.sort_col].null_count:
             raise UsageError(self._nulls, code="data-null", column=self.sort_col)
 
@@ -259,7 +259,7 @@ class Padded(Function):
         return _lists_of_length(filled, self.length)
 
     def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Pad or truncate arrays of non-null numbers all at once; return the flat values."""
+        """Pad or truncate all arrays of non-null numbers at once; return the flat values."""
         if len(lengths) and lengths.max() > self.length:
             from_end = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
             items = items[from_end <= self.length]
@@ -472,7 +472,7 @@ def _check_history(df: DataFrame, name: str) -> None:
 
 
 def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Column:
-    """Return the item ids that must not be drawn, distinct and ascending."""
+    """Return the distinct item ids that must not be drawn, in ascending order."""
     none = F.array().cast("array<bigint>")
     every = F.concat(
         *(F.coalesce(history.cast("array<bigint>"), none) for history in histories),

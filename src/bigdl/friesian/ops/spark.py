@@ -217,7 +217,7 @@ _Function = TypeVar("_Function", bound=Callable)
 
 
 def action(function: _Function) -> _Function:
-    """Wrap a method of a table or DataFrame, so that errors of user functions are re-raised.
+    """Wrap a method of a table or DataFrame to raise the original errors of user functions.
 
     See :func:`~bigdl.orca.cluster.spark_calls.users_errors`.
     """

@@ -98,7 +98,7 @@ def _size_of(arrays: Sequence[np.ndarray]) -> int:
 
 
 class _SplitModel:
-    """Model split into a user, an item and a joint part, with caches of user and item outputs."""
+    """Split model: a user part, an item part, and a part that combines their cached outputs."""
 
     def __init__(self, network: SplitNetwork, tolerance: float):
         self.network, self.tolerance = network, tolerance

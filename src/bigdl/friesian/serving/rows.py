@@ -371,7 +371,7 @@ def _of_size(rows: Sequence[bytes], size: int) -> bool:
 
 
 class Features:
-    """Feature rows in the order of the requested ids, by column.
+    """Feature rows, stored by column, in the order of the requested ids.
 
     Parameters
     ----------
@@ -414,7 +414,7 @@ class Features:
         return self.columns[name]
 
     def take(self, positions: np.ndarray) -> Features:
-        """Return the rows at `positions`, which may repeat."""
+        """Return the rows at `positions`, in order; positions can repeat."""
         columns = {
             name: column.take(pa.array(positions))
             if isinstance(column, pa.Array)
@@ -688,7 +688,7 @@ def _array(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> pa.Array
 
 
 def table_of(source: Any, what: str) -> pa.Table:
-    """Convert user data to an Arrow table: a table, a frame, or a path of Parquet files.
+    """Convert a table, a data frame, or the Parquet files at a path to an Arrow table.
 
     Spark ML vectors become lists.
     """

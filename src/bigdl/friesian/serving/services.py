@@ -135,7 +135,7 @@ class Service:
         return wire.message("google.protobuf.Empty")()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return the handler for a gRPC server."""
+        """Return the handler that adds this service to a gRPC server."""
         return wire.handler_of(self.name, self.functions(), self._guarded)
 
     def _guarded(

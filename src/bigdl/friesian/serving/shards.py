@@ -389,7 +389,7 @@ class ShardedFeatures(_Sharded):
         return first - 1 if first > -(1 << 31) else last + 1
 
     def _from_any(self, function: Callable[[Any], Any]) -> Any:
-        """Call one shard after another until a shard answers."""
+        """Call one shard after another until one answers."""
         first = next(self._turn)
         for step in range(len(self.shards)):
             index = (first + step) % len(self.shards)

@@ -261,7 +261,7 @@ class FeatureStore(ABC):
         return earlier[-1]
 
     def close(self) -> None:  # noqa: B027
-        """Release resources of the store; a store in a folder has none."""
+        """Release the resources of the store; do nothing for a store in a folder."""
 
     def __enter__(self) -> Self:
         return self

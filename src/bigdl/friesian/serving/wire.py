@@ -113,7 +113,7 @@ def decode_payload(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _table_of(content: bytes) -> pa.Table:
-    """Read the table of an Arrow stream; its buffers may not exceed the size of the stream.
+    """Read the table of an Arrow stream; raise if its buffers exceed the size of the stream.
 
     Compressed buffers are rejected before decompression. Types whose values may occupy no bytes are
     rejected too, because the stream could then declare any number of values.
