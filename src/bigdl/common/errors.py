@@ -401,7 +401,7 @@ def value_or_usage_error(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def raise_first_usage_error(outcomes: Iterable[Any]) -> list[Any]:
-    """Return the given results of :func:`value_or_usage_error`, or raise the first UsageError."""
+    """Return the results of :func:`value_or_usage_error`, or raise the first UsageError in them."""
     outcomes = list(outcomes)
     for outcome in outcomes:
         if isinstance(outcome, UsageError):

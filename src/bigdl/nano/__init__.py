@@ -1,4 +1,4 @@
-"""Nano: faster PyTorch and Keras on one machine, with ordinary code.
+"""Nano: faster training and inference of PyTorch and Keras models on one machine.
 
 Importing this package imports no framework and has no side effects.
 """

@@ -1,4 +1,4 @@
-"""Lazy calls, made once a search has chosen their arguments, and decorators that create them.
+"""Deferred calls, executed once a search has chosen their arguments, and their decorators.
 
 A class decorated with ``@hpo.obj()`` stays the same class. Constructed with a search space among
 its arguments, it returns an :class:`AutoObject`, from which each trial makes an object.
@@ -105,7 +105,7 @@ class SearchableValue(Lazy):
 
 
 class AutoObject(SearchableValue):
-    """A call of a class or function, made once values are chosen for its search spaces.
+    """Deferred call of a class or function, executed once its search spaces have values.
 
     Parameters
     ----------
@@ -347,7 +347,7 @@ def _named(target: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str
 
 
 def plmodel(**defaults: Any) -> Callable[[type], type]:
-    """Decorate a LightningModule, or any PyTorch module, for ``Trainer.search``.
+    """Decorate a LightningModule or other PyTorch module class for use with ``Trainer.search``.
 
     Parameters
     ----------

@@ -168,7 +168,7 @@ def _read_function(path: str) -> Callable[[Any], Any]:
 
 
 def host_of(host: Any) -> AbstractContextManager[Host]:
-    """Convert the argument `host` to a context manager, which leaves a Host of the user open.
+    """Convert the argument `host` to a context manager that does not close a user's Host.
 
     None means Spark if a session is active, else local processes.
     """

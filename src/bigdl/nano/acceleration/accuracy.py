@@ -199,11 +199,11 @@ class AccuracyGoal:
         return cls(score, bool(higher), relative, absolute, options.max_trials, options.timeout)
 
     def drop(self, original: float, score: float) -> float:
-        """Return by how much a score is worse than the original's; negative if it is better."""
+        """Return how much worse a score is than the original's; negative if the score is better."""
         return original - score if self.higher_is_better else score - original
 
     def allowed(self, original: float) -> float:
-        """Return the largest accepted drop in units of the score."""
+        """Return the largest accepted drop, in the units of the score."""
         if self.absolute is not None:
             return self.absolute
         return abs(original) * (0.01 if self.relative is None else self.relative)

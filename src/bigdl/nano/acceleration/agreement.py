@@ -51,7 +51,7 @@ class UnusableNetworkError(UsageError):
 
 
 class Difference(NamedTuple):
-    """Description and size of a difference; the size is infinite if rounding is not the cause."""
+    """Description and size of a difference; the size is infinite unless rounding is the cause."""
 
     description: str
     size: float = math.inf
@@ -117,7 +117,7 @@ def build_and_check(
 
 
 def _as_computed(method: Method, options: BuildOptions) -> Method:
-    """Return the method, with its precision replaced if OpenVINO's options set another one."""
+    """Return the method, with the precision that OpenVINO's options set, if any."""
     if method.precision.quantized:
         return method
     hint = str((options.openvino_config or {}).get("INFERENCE_PRECISION_HINT", "")).lower()

@@ -55,7 +55,7 @@ class AutotuneResult(NamedTuple):
         return self.speedups[self.name]
 
     def is_clear(self, plain: str) -> bool:
-        """Return True unless the baseline was selected and noise may hide a faster variant."""
+        """Return False if the baseline was selected but noise might hide a faster variant."""
         others = [speedup for name, speedup in self.speedups.items() if name != plain]
         return self.name != plain or all(each.high <= LEAST_GAIN for each in others)
 

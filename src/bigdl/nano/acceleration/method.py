@@ -61,7 +61,7 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options for building a model, named as the keywords of ``build``, ``trace`` and ``quantize``.
+    """Options for building a model, named like keywords of ``build``, ``trace``, ``quantize``.
 
     Attributes
     ----------

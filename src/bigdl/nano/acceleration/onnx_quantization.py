@@ -267,7 +267,7 @@ def unsigned_activations(model) -> None:
 
 
 def compress_weights(source: Path, target: Path) -> None:
-    """Write a model with its large fp32 weights stored in bfloat16, half the size.
+    """Write a model with its large fp32 weights stored in bfloat16, which halves their size.
 
     The graph casts them back to fp32; ONNX Runtime does so once, when it creates a session.
     """

@@ -1,4 +1,4 @@
-"""Guard against integers that OpenVINO computes inexactly: compute exactly or raise an error.
+"""Guard against inexact integer arithmetic in OpenVINO: compute exactly or raise an error.
 
 On a CPU, OpenVINO computes integers of all types in 32 bits and drops the higher bits of an input.
 Remainders, quotients, comparisons, powers and sums go through float32, so they are exact only up to
@@ -144,7 +144,7 @@ class IntegerGuard:
             self.limits = self._derive_limits(self._graph)
 
     def _derive_limits(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
-        """Return the range with exact results for each integer input that can exceed this range."""
+        """Return the range with exact results for each integer input that has to be checked."""
         boxes: dict[int, Box] = {
             position: (
                 np.full(self._columns[position], max(low, _LOW), object),
@@ -349,7 +349,7 @@ class _Integers:
         self.lookups.append(_Lookup(indices, shape[axis].get_length(), not embedding))
 
     def direct(self) -> list[tuple[int, int | None, _Lookup]]:
-        """Return the lookups indexed by an input or one of its columns, with both positions."""
+        """Return input position, column and lookup for each lookup that an input indexes."""
         direct = []
         for lookup in self.lookups:
             node, column = lookup.indices.get_node(), None
@@ -479,7 +479,7 @@ class _Indices:
 
 
 class _Split:
-    """A network cut in two: integers that the reference implementation computes, and the rest.
+    """A network split into a part that computes integers exactly and a part for the rest.
 
     Attributes
     ----------

@@ -303,7 +303,7 @@ class _Graph:
         return self._lifted[key][2]
 
     def _plain(self, value: _Value) -> _Plain:
-        """Return a value as one node output; join its pieces or add its terms in the joint part."""
+        """Convert a value to the output of one node: join its pieces, or add its terms."""
         if isinstance(value, _Plain):
             return value
         if isinstance(value, _Sum):

@@ -123,7 +123,7 @@ class NetworkState:
         return results
 
     def select(self, rows: np.ndarray) -> None:
-        """Select, for each row of the next call, the row of the state that it continues."""
+        """Select the state row that each row of the next call continues."""
         if not self.tokens:
             return
         before = self._rows

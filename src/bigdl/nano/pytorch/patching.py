@@ -242,20 +242,20 @@ class _NoOpContext(contextlib.nullcontext):
 
 
 class _Stream(_NoOpContext):
-    """Replacement of ``torch.cuda.Stream``."""
+    """Replacement for ``torch.cuda.Stream``."""
 
 
 class _ExternalStream(_Stream):
-    """Replacement of ``torch.cuda.ExternalStream``."""
+    """Replacement for ``torch.cuda.ExternalStream``."""
 
 
 class _Event(_NoOpContext):
-    """Replacement of ``torch.cuda.Event``."""
+    """Replacement for ``torch.cuda.Event``."""
 
 
 def _patch_amp() -> None:
     class Autocast(torch.autocast):
-        """Replacement of ``torch.autocast``; CUDA means bfloat16 on the CPU."""
+        """Replacement for ``torch.autocast`` that maps device ``cuda`` to CPU bfloat16."""
 
         def __init__(
             self, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any
@@ -265,7 +265,7 @@ def _patch_amp() -> None:
             super().__init__(device_type, dtype, *args, **kwargs)
 
     class CudaAutocast(Autocast):
-        """Replacement of ``torch.cuda.amp.autocast``."""
+        """Replacement for ``torch.cuda.amp.autocast``."""
 
         def __init__(
             self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True

@@ -327,7 +327,7 @@ class _EpochMetrics(Callback):
 
 
 def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for the trainers of trials, given those of the Trainer that searches.
+    """Derive the arguments of the trials' trainers from those of the Trainer that searches.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ from pytorch_lightning.utilities.types import (  # noqa: E402
 
 
 class _OptionalTrainerMethod(staticmethod):
-    """Static method that receives as `trainer` the Trainer it is called on, if any."""
+    """Static method that, called on a Trainer, receives this Trainer as the argument `trainer`."""
 
     def __get__(self, trainer: object, owner: type | None = None) -> Callable[..., torch.nn.Module]:
         function = super().__get__(trainer, owner)
@@ -539,7 +539,7 @@ class Trainer(pl.Trainer):
 
 
 def _with_steps(model: torch.nn.Module | None, trainer: Trainer) -> Any:
-    """Wrap an accelerated model in a LightningModule with steps; return other models unchanged.
+    """Wrap an accelerated model in a LightningModule for the Trainer; return others unchanged.
 
     It is a shallow copy of the original LightningModule in which ``self(x)`` calls the accelerated
     model. For a plain module, it is a copy of the LightningModule in which the trainer fitted it.

@@ -145,7 +145,7 @@ class GrpcCall:
 
 
 class GrpcPort:
-    """A gRPC server that answers from :meth:`start` to :meth:`stop`.
+    """A gRPC server that answers calls between :meth:`start` and :meth:`stop`.
 
     A unary method is a function of the request and a :class:`GrpcCall`. Coroutine functions run in
     the event loop, other functions in a thread. Streaming methods have the signatures of

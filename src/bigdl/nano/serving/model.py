@@ -194,7 +194,7 @@ class ServedModel:
         return dict(zip(names, results, strict=True))
 
     def split(self, common: Sequence[str]) -> SplitNetwork:
-        """Split the model into parts for `common` inputs and other inputs, and one that joins them.
+        """Split the model into parts for `common` inputs and other inputs, and a joint part.
 
         Use it to score many candidates of one user: the part for the common inputs runs once, not
         for each row. Each part takes its inputs in the model's order. Requests are not batched.

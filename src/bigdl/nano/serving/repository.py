@@ -567,7 +567,7 @@ _ALL_TO_LATEST = Traffic()
 
 
 def _order(version: str) -> tuple[bool, int, str]:
-    """Return a sort key of a version: numbers in numeric order, after any other names."""
+    """Return a sort key for versions: other names first, then numbers in numeric order."""
     return (version.isdecimal(), int(version) if version.isdecimal() else 0, version)
 
 

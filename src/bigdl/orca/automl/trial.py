@@ -352,7 +352,7 @@ class EpochResult:
 
 
 class TrialRun:
-    """Trial in this process, as its only worker or as one of several.
+    """Execution of a trial by this process, which is its only worker or one of several.
 
     Parameters
     ----------

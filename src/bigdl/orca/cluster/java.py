@@ -66,7 +66,7 @@ class JavaHome:
     _private: tempfile.TemporaryDirectory | None = field(default=None, repr=False)
 
     def close(self) -> None:
-        """Remove the private directory, if any; it is also removed when the process exits."""
+        """Remove the private Java home, if any, now instead of at process exit."""
         if self._private is not None:
             self._private.cleanup()
 

@@ -442,13 +442,13 @@ class OrcaRayContext:
 
     @classmethod
     def set_of_program(cls, context: OrcaRayContext) -> None:
-        """Register `context` as the Ray of this program, to be stopped when the process ends."""
+        """Register this program's Ray context, which is stopped when the process ends."""
         cls._of_program = context
         atexit.register(cls.stop_of_program, os.getpid())
 
     @classmethod
     def stop_of_program(cls, pid: int | None = None) -> None:
-        """Stop the Ray of this program, unless this process was forked from process `pid`."""
+        """Stop this program's Ray; if `pid` is given, only in the process with this id."""
         if pid in (None, os.getpid()):
             context, cls._of_program = cls._of_program, None
             if context is not None:

@@ -186,7 +186,7 @@ class RayWatch:
 
 
 def _allow_auto_start(allowed: bool) -> None:
-    """Allow or prevent the automatic start of Ray by Ray calls before ``ray.init``."""
+    """Set whether Ray calls before ``ray.init`` start Ray automatically."""
     with contextlib.suppress(ImportError):  # a private API
         from ray._private import auto_init_hook
 

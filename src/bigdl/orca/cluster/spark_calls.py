@@ -206,7 +206,7 @@ def one_row(values: Iterable[Any], schema: str):
 
 
 def silent_when_closed(function: Callable) -> Callable:
-    """Wrap a function for ``mapInArrow`` or a UDF to end silently if its output is closed.
+    """Make a function for ``mapInArrow`` or a UDF end silently if its output is closed.
 
     ``show``, ``limit`` and ``take`` end a task when they have enough rows.  Spark's Python daemon
     then prints a traceback of ``BrokenPipeError``, even before the function is called.  Therefore

@@ -371,7 +371,7 @@ def by_sets(
 
 
 def shuffle(value: Column, seed: int) -> Column:
-    """Shuffle array elements with a seed; the order differs with Spark Connect 3.5."""
+    """Shuffle each array of a column with a seed; Spark Connect 3.5 uses a different order."""
     from pyspark.sql import functions as F
 
     if "seed" in inspect.signature(F.shuffle).parameters:

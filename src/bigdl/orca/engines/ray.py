@@ -55,7 +55,7 @@ class InsufficientResources(Exception):
 
 
 class RayWorker:
-    """Actor class of the workers."""
+    """Ray actor that runs one worker, for several programs in turn."""
 
     def __init__(self, directory: str):
         wait_passively()

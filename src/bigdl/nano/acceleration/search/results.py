@@ -186,7 +186,7 @@ class Results(UserDict[str, Trial]):
         return ORIGINAL if ORIGINAL in equal else best
 
     def ranking(self, names: Collection[str]) -> tuple[str | None, list[str]]:
-        """Return the method with the best median and the methods within noise of it.
+        """Return the method with the best median, and those that differ from it only by noise.
 
         Memory has no noise: it is measured once in a fresh process.
         """

@@ -450,7 +450,7 @@ class Trial:
         return f"{self.speedup:.2f}x ({spread})"
 
     def relative_throughput(self, original: Trial) -> MedianInterval:
-        """Return the best throughput (samples/s), scaled to the original's measured speed.
+        """Return the highest throughput (samples/s): the original's speed times the speed-up.
 
         It ranks trials independently of changes of the machine's speed during a search.
         """

@@ -11,7 +11,7 @@ __all__ = ["args", "func", "obj", "plmodel", "space", "tfmodel"]
 
 
 def tfmodel(**defaults: Any) -> Callable[[type], type]:
-    """Decorate a subclass of ``keras.Model`` so that its hyper-parameters can be searched.
+    """Decorate a ``keras.Model`` subclass so that its arguments can be search spaces.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ __all__ = ["Model", "Searchable", "SearchableClass", "Sequential"]
 
 
 class _ModelProxy(ModelPlaceholder):
-    """Proxy of a model that becomes an instance of the model's class once it is built."""
+    """Proxy that becomes an instance of a model's class once the model is built."""
 
     _model: Any = None
 
@@ -329,7 +329,7 @@ class Sequential(Searchable):
 
 
 class Model(Searchable):
-    """A graph of layers, some of which may be created only once their arguments are chosen.
+    """A graph of layers, which can include lazy layers that are created for each trial.
 
     Parameters
     ----------

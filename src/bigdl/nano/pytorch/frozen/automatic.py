@@ -165,7 +165,7 @@ class AutomaticPrefix:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context manager around one training step."""
+        """Context manager for one training step, which uses or prepares accelerated layers."""
         if self._done:
             yield
             return

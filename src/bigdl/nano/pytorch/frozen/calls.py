@@ -177,7 +177,7 @@ def _shares_memory(output: torch.Tensor, others: list[torch.Tensor]) -> bool:
 
 
 class MethodForward(ForwardOverride):
-    """Replacement of a module's forward that compilers treat as the original method.
+    """Replacement for a module's forward that compilers treat as the original method.
 
     TorchScript and Dynamo expect a method as ``forward`` and read the code of its function.
     """

@@ -130,7 +130,7 @@ class SharedBatches(Sampler[list[Any]]):
 
 
 def _part_size(total: int, parts: int, number: int) -> int:
-    """Return the size of part `number` if `total` items are split into parts of equal size ± 1."""
+    """Return the size of part `number` when `total` items are split into nearly equal parts."""
     return total // parts + (number < total % parts)
 
 

@@ -100,7 +100,7 @@ class GlobalState:
 
 
 class Changes:
-    """Changes of modules and other objects since construction.
+    """Tracker of changes to modules and other objects since the tracker was created.
 
     Parameters
     ----------

@@ -402,7 +402,7 @@ def gains_from_channels_last(module: nn.Module) -> bool:
 
 
 class ModuleState:
-    """State that forward calls of a module change: buffers and random number generators.
+    """Snapshot of the state that forward calls change: buffers and random number generators.
 
     Parameters
     ----------

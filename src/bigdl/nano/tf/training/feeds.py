@@ -69,7 +69,7 @@ class FeedRows(DatasetRows):
         return self._row if is_tuple or not self.elements_are_batches else self._row[0]
 
     def _check_equal(self, batch):
-        """Do nothing; rows may differ between processes because of random operations."""
+        """Do nothing; rows can differ between processes because of random operations."""
 
     def _part(self, batch):
         part, rows = super()._part(batch)

@@ -548,7 +548,7 @@ def _work(rank: int, count: int, call: bytes, seed: int) -> dict[str, Any] | Non
 
 
 class _ProcessSession:
-    """State of one training process: its batches, gradient reduction and results."""
+    """State of one training process: its batches, gradient reduction and merging of results."""
 
     def __init__(self, sync: GradientSync, seed: int):
         sync.start()

@@ -102,7 +102,7 @@ class KerasModelBuilder(Builder):
 
 
 class _KerasTrial(TrialModel):
-    """Keras model that a trial trains.
+    """Keras model of one trial, trained epoch by epoch.
 
     Parameters
     ----------

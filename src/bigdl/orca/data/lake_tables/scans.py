@@ -176,7 +176,7 @@ def map_items(
 
 
 def _rebatched(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Regroup batches to exactly `rows` rows each, except for the last batch."""
+    """Regroup rows into batches of exactly `rows` rows, except for the last batch."""
     kept, count = [], 0
     for batch in batches:
         while count + batch.num_rows >= rows:
@@ -212,7 +212,7 @@ def _file_tasks(df: DataFrame) -> tuple[list[list[RowGroups]], pa.Schema] | None
 
 
 def row_ranges_of(df: DataFrame) -> tuple[TableColumns, list[RowRange]] | None:
-    """Return the file columns and rows of a DataFrame that only selects columns of files.
+    """Return the file columns and row ranges of a DataFrame, or None if Spark must read the files.
 
     Returns
     -------
@@ -355,7 +355,7 @@ def _middle(group: Any) -> int:
 
 
 def has_columns(file_columns: Sequence[tuple[str, Any]], selected: Mapping[str, Any]) -> bool:
-    """Return True if a file has the selected columns, and no others that differ only in case.
+    """Return True if a file has the selected columns, and no names that differ only in case.
 
     Parameters
     ----------

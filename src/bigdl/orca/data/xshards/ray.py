@@ -327,7 +327,7 @@ def assign_evenly(homes: Sequence[Sequence[str]], nodes: Sequence[str]) -> list[
 
 
 def _node_of_actors(actors) -> list[tuple[str, str]]:
-    """Return each actor's node id and address, or empty strings if Ray does not start it."""
+    """Return each actor's node id and address, or empty strings if the actor has not started."""
     from ray._private.state import actors as states
 
     def node_of(actor) -> str | None:

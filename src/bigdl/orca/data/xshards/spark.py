@@ -66,7 +66,7 @@ _SIGNATURES = "_bigdl_signatures"
 
 
 class XShards(ABC):
-    """Distributed collection of shards: Python objects that are transformed by functions.
+    """Distributed collection of Python objects (shards), with methods to transform them.
 
     A shard is any object that can be pickled, most often a pandas DataFrame or arrays in a dict.
     Create XShards with :meth:`partition`, with the readers of ``bigdl.orca.data``, or from a Spark
@@ -398,7 +398,7 @@ class SparkXShards(XShards):
         return self
 
     def cache(self) -> SparkXShards:
-        """Persist the shards at their next computation; return these XShards."""
+        """Persist the shards when they are next computed; return these XShards."""
         persistence.persist(self.rdd)
         return self
 

@@ -158,7 +158,7 @@ class Transform(torch.nn.Module):
 
 
 def is_random(transform: Callable | None) -> bool:
-    """Return True if a transform may give different results for the same image.
+    """Return True if a transform can return different results for the same image.
 
     Functions that are not :class:`Transform` objects are treated as random.
     """
@@ -175,7 +175,7 @@ def is_thread_safe(transform: Callable | None) -> bool:
 
 
 def sufficient_size(transform: object) -> Callable[[int, int], tuple[int, int]] | None:
-    """Return a function that computes the size after a transform's first ``Resize``, or None.
+    """Return a function that predicts the size after a transform's first ``Resize``, or None.
 
     Parameters
     ----------
