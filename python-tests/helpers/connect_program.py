@@ -154,6 +154,19 @@ def tables():
     (FOLDER / "result").write_bytes(pickle.dumps(found))
 
 
+def same_bits():
+    """Digests of the weights of ``exact="bits"`` by 1, 2 and 4 workers, for the models named."""
+    from same_bits_models import MODELS, fitted, random_rows
+
+    start()
+    rows = random_rows()
+    digests = {
+        name: [fitted(rows, MODELS[name], workers, backend="spark") for workers in (1, 2, 4)]
+        for name in sys.argv[4:]
+    }
+    (FOLDER / "result").write_text(json.dumps(digests))
+
+
 def restarted():
     """A fit whose server is killed, and another one that goes on."""
 
@@ -223,6 +236,6 @@ def interrupted():
 if __name__ == "__main__":
     {
         each.__name__: each
-        for each in (train, shards, tables, restarted, interrupted, where_modules_are)
+        for each in (train, shards, tables, same_bits, restarted, interrupted, where_modules_are)
     }[sys.argv[1]]()
     stop_orca_context()

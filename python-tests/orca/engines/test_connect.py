@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from connect_server import ConnectServer
+from same_bits_models import MODELS, fitted, random_rows
 
 from bigdl.orca.cluster.versions import spark_release
 
@@ -34,9 +35,9 @@ def server(tmp_path_factory):
     server.stop()
 
 
-def started(name, url, folder):
+def started(name, url, folder, *arguments):
     folder.mkdir()
-    command = [sys.executable, str(PROGRAM), name, url, str(folder)]
+    command = [sys.executable, str(PROGRAM), name, url, str(folder), *arguments]
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
 
 
@@ -49,8 +50,8 @@ def finish(process):
     assert process.returncode == 0, errors[-3000:]
 
 
-def run(name, url, folder):
-    finish(started(name, url, folder))
+def run(name, url, folder, *arguments):
+    finish(started(name, url, folder, *arguments))
 
 
 def await_(condition, what):
@@ -85,6 +86,24 @@ def test_what_needs_no_rdd_gives_the_same(server, tmp_path, program):
     assert one.keys() == other.keys()
     for name in one:
         assert repr(one[name]) == repr(other[name]), name
+
+
+@pytest.mark.parametrize(
+    "models",
+    [["mlp"], pytest.param(["cnn", "transformer"], marks=pytest.mark.slow)],
+    ids=["mlp", "others"],
+)
+def test_exact_bits_are_those_of_local_workers_for_one_two_and_four(models, tmp_path):
+    server = ConnectServer(tmp_path, "local[4,4]")
+    try:
+        run("same_bits", server.url, tmp_path / "connect", *models)
+    finally:
+        server.stop()
+    digests = json.loads((tmp_path / "connect" / "result").read_text())
+    rows = random_rows()
+    for name in models:
+        expected = json.loads(json.dumps(fitted(rows, MODELS[name], 2)))
+        assert digests[name] == [expected] * 3, name
 
 
 REFUSED = {
