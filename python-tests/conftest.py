@@ -13,13 +13,26 @@ import time
 from pathlib import Path
 
 import hypothesis
+import other_platform
 import pytest
 from connect_server import ConnectServer, over_connect
 from quick_jvm import QUICK_JVM
 from slow_cases import mark_slow_case
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--portable",
+        default="",
+        choices=("darwin", "win32"),
+        help="run the tests with what macOS (or Windows) has of Python's os module and others; "
+        "tests that call Linux themselves are skipped",
+    )
+
+
 def pytest_configure(config):
+    if config.option.portable:  # before BigDL is imported
+        other_platform.install(config.option.portable)
     if "gpu" not in config.option.markexpr:  # before anything asks CUDA
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # How fast this machine is today is no property of what is tested.
@@ -37,11 +50,21 @@ def pytest_itemcollected(item):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """Skip a test that asks OpenVINO for bfloat16 on a processor that has none."""
+def pytest_runtest_setup(item):
     try:
         return (yield)
     except Exception as error:
+        other_platform.skip_test_of_linux(error)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Skip a test that asks for bfloat16 on a processor that has none, or calls Linux itself."""
+    try:
+        return (yield)
+    except Exception as error:
+        other_platform.skip_test_of_linux(error)
         if NO_BF16 in f"{error} {error.__cause__}":
             from bigdl.common.cpu import isa_flags
 
