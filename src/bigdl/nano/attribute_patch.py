@@ -1,5 +1,7 @@
 """Temporary replacement of attributes, in this process and in the processes that it starts."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -26,7 +28,7 @@ class AttributePatch:
     def active(self) -> bool:
         return bool(self._before)
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
+    def set(self, owner: object, name: str, value: object) -> None:
         """Replace an attribute."""
         self._before.append((owner, name, vars(owner).get(name, _Missing)))
         setattr(owner, name, value)

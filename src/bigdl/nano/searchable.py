@@ -27,6 +27,7 @@ from bigdl.tuning.spaces import (
 )
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
 
 SPLITTER = "▁"
@@ -35,7 +36,7 @@ SPLITTER = "▁"
 _PLAIN = object()
 
 
-def spaces_in(value: Any) -> dict[str, Domain]:
+def spaces_in(value: object) -> dict[str, Domain]:
     """Return the search spaces inside a value, which may be nested, by parameter name."""
     return Naming(value, SPLITTER).domains
 
@@ -77,7 +78,7 @@ class SearchableValue(Lazy):
         return spaces_in(self)
 
     @property
-    def cs(self) -> Any:
+    def cs(self) -> dict[str, BaseDistribution] | BaseDistribution:
         """Optuna distributions by parameter name; a simple space has a single distribution."""
         return {name: space.distribution for name, space in self.kwspaces.items()}
 

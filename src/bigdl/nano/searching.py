@@ -218,7 +218,7 @@ class Searcher(abc.ABC):
         return study.best_trial
 
 
-def _grid(spaces: Mapping[str, Any], user_grid: Any) -> dict[str, list[Any]]:
+def _grid(spaces: Mapping[str, Any], user_grid: object) -> dict[str, list[Any]]:
     """Return the values of each search space in a grid search.
 
     Parameters

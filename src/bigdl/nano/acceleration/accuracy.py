@@ -16,13 +16,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.structure import as_array
 
+ModelT = TypeVar("ModelT")
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +89,7 @@ def score_function(
     return score
 
 
-def as_number(result: Any) -> float:
+def as_number(result: object) -> float:
     """Convert a metric's result to a float, or raise UsageError."""
     try:
         return float(np.asarray(as_array(result)).item())
@@ -214,13 +215,13 @@ class AccuracyGoal:
 
 
 def keep_accuracy(
-    build: Callable[[tuple[str, ...]], Any],
+    build: Callable[[tuple[str, ...]], ModelT],
     rank: Callable[[], Sequence[str]],
     goal: AccuracyGoal | None,
-    original: Any,
+    original: object,
     *,
     refuse: bool = True,
-) -> Any:
+) -> ModelT:
     """Return the quantized model that meets a goal with the fewest layers in floating point.
 
     Parameters
@@ -338,7 +339,7 @@ def _refusal(goal: AccuracyGoal, original: float, best: _ScoredModel, count: int
     )
 
 
-def _checked(score: Any, of: str) -> float:
+def _checked(score: float, of: str) -> float:
     score = float(score)
     if math.isnan(score):
         raise UsageError(

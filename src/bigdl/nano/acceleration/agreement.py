@@ -18,7 +18,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from bigdl.common.errors import UsageError, as_usage_error
 from bigdl.nano.acceleration.method import BuildOptions, Method, Probe
 from bigdl.nano.acceleration.precision import BF16, FP16, FP32, Precision
 from bigdl.nano.acceleration.structure import Structure, as_array, flatten
+
+if TYPE_CHECKING:
+    pass
 
 PREPROCESSING = frozenset(
     ("mean_value", "mean_values", "scale", "scale_values", "layout", "reverse_input_channels")
@@ -129,7 +132,12 @@ def _as_computed(method: Method, options: BuildOptions) -> Method:
 
 
 def check_agreement(
-    source: Any, model: Any, method: Method, probes: Iterable[Probe], *, scored: bool = False
+    source: Any,
+    model: object,
+    method: Method,
+    probes: Iterable[Probe],
+    *,
+    scored: bool = False,
 ) -> None:
     """Raise DisagreementError if a model's results differ from the original's.
 

@@ -185,7 +185,7 @@ def load_or_measure(
     return choice
 
 
-def cache_key(*facts: Any) -> str:
+def cache_key(*facts: object) -> str:
     """Return a digest of JSON values, the processor model and the number of usable cores."""
     surroundings = [processor_name(), sorted(isa_flags()), len(usable_cores())]
     text = json.dumps([facts, surroundings], sort_keys=True, default=repr)
@@ -238,7 +238,7 @@ _RACE_S = 0.5
 
 
 def warn_if_slower(
-    method: Method, original: Callable[[], Any], model: Callable[[], Any], *facts: Any
+    method: Method, original: Callable[[], Any], model: Callable[[], Any], *facts: object
 ) -> None:
     """Warn if a model in a precision below fp32 is slower than the original.
 

@@ -7,6 +7,8 @@ returns one sentence if the method cannot run on this machine. :meth:`Method.bui
 same signature. Neither changes the user's model.
 """
 
+from __future__ import annotations
+
 import abc
 import importlib.util
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -670,7 +672,7 @@ def check_applicable(
     method: Method,
     choice: MethodChoice,
     options: BuildOptions,
-    *others: "DataclassInstance",
+    *others: DataclassInstance,
     always: Collection[str] = (),
 ) -> None:
     """Raise UsageError for options with non-default values that a method does not support.

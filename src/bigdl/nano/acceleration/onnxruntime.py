@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,11 @@ from bigdl.nano.acceleration.onnx_quantization import OnnxFile as OnnxFile
 from bigdl.nano.acceleration.precision import FP32, INT8, Precision
 from bigdl.nano.acceleration.structure import cast_array
 from bigdl.nano.acceleration.texts import as_strings
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import onnxruntime
 
 _NO_NEGATIVE = "bigdl.no_negative"
 """Metadata key of an ONNX file: names of inputs that must not be negative."""
@@ -80,7 +85,7 @@ class OnnxNetwork:
         names: Sequence[str] | None = None,
         *,
         threads: int | None = None,
-        session_options: Any = None,
+        session_options: onnxruntime.SessionOptions | None = None,
     ):
         ort = require("onnxruntime", "nano")
         self.file = file
@@ -211,7 +216,7 @@ class OnnxNetwork:
         ]
 
 
-def port_dtype(port: Any) -> np.dtype:
+def port_dtype(port: onnxruntime.NodeArg) -> np.dtype:
     """Return the NumPy dtype of a session's input or output.
 
     Strings have dtype object. bfloat16 is float32, because NumPy lacks bfloat16.
@@ -241,7 +246,7 @@ def port_dtype(port: Any) -> np.dtype:
     return np.dtype({"float": "float32"}.get(match[1], match[1]))
 
 
-def _bfloat16_value(ort: Any, array: np.ndarray) -> Any:
+def _bfloat16_value(ort: ModuleType, array: np.ndarray) -> onnxruntime.OrtValue:
     """Convert a float array to a bfloat16 OrtValue, rounding to nearest."""
     bfloat16 = require("ml_dtypes", "nano").bfloat16
     words = np.ascontiguousarray(array).astype(bfloat16).view("uint16")
@@ -249,7 +254,7 @@ def _bfloat16_value(ort: Any, array: np.ndarray) -> Any:
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(words, number)
 
 
-def _floats(value: Any) -> np.ndarray:
+def _floats(value: onnxruntime.OrtValue) -> np.ndarray:
     """Convert a bfloat16 OrtValue to a float32 array without loss."""
     shape = tuple(value.shape())
     count = math.prod(shape)
@@ -280,7 +285,7 @@ def _reason(error: Exception) -> str:
     return text.removesuffix(" Please fix either the inputs/outputs or the model.")
 
 
-def _session_options(ort, threads: int | None, options: Any):
+def _session_options(ort, threads: int | None, options: onnxruntime.SessionOptions | None):
     if options is not None and not isinstance(options, ort.SessionOptions):
         raise UsageError(
             "onnxruntime_session_options must be an onnxruntime.SessionOptions, not a "
@@ -322,12 +327,12 @@ class OnnxRuntimeFacade:
     nano_describe: Callable[[], dict[str, Any]]
 
     @property
-    def ortsess(self) -> Any:
+    def ortsess(self) -> onnxruntime.InferenceSession:
         """The ``onnxruntime.InferenceSession``."""
         return self.nano_network.session
 
     @property
-    def session_options(self) -> Any:
+    def session_options(self) -> onnxruntime.SessionOptions:
         """The session's ``onnxruntime.SessionOptions``."""
         return self.nano_network.options
 

@@ -5,6 +5,8 @@ and its metadata. No file is a pickle. Loading a PyTorch graph runs code; in tha
 ``nano_model_meta.yml`` contains the digest of the graph and ends with the user's signature.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import uuid
@@ -221,7 +223,7 @@ class SavedModel:
     nano_method: str | None
     thread_num: int | None
 
-    def __init_subclass__(cls, **kwargs: Any):
+    def __init_subclass__(cls, **kwargs: object):
         super().__init_subclass__(**kwargs)
         SavedModel.nano_classes[cls.__name__] = cls
 
@@ -240,7 +242,7 @@ class SavedModel:
         }
 
 
-def class_of(meta: Mapping, base: type, model: Any, framework: str) -> Any:
+def class_of(meta: Mapping, base: type, model: object, framework: str) -> Any:
     """Return the class that the metadata of a saved model names.
 
     Raises

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
@@ -50,7 +50,7 @@ class Structure:
     cls: Any = None
     value: Any = None
 
-    def rebuild(self, leaves) -> Any:
+    def rebuild(self, leaves: Iterable[Any]) -> Any:
         """Build a nested value from a flat list of tensors.
 
         Parameters
@@ -71,7 +71,7 @@ class Structure:
             return fields
         return self.cls(**fields) if self.node_type != "dict" else _mapping(self.cls, fields)
 
-    def take(self, value: Any, name: str, leaves: list) -> None:
+    def take(self, value: object, name: str, leaves: list) -> None:
         """Append the tensors of a value with this structure to `leaves`.
 
         Keys of a dict may be in another order, and a mapping may be of another class.
@@ -178,7 +178,7 @@ class Structure:
 TENSOR = Structure("tensor")
 
 
-def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list, Structure]:
+def flatten(value: object, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list, Structure]:
     """Flatten a nested value to a list of tensors and its structure.
 
     Parameters
@@ -275,7 +275,7 @@ class CallSignature:
         kwargs = {name: values[name] for name in self.parameters if name not in names}
         return (*args, *values.get(self.star, ())), kwargs | values.get(self.double_star, {})
 
-    def _bind(self, args: Any, kwargs: Mapping) -> dict[str, Any]:
+    def _bind(self, args: Sequence[object], kwargs: Mapping) -> dict[str, Any]:
         """Bind call arguments to parameters; missing constants keep the sample's value."""
         positional = [name for name in self.parameters if name not in self.keyword_only]
         if len(args) > len(positional) and self.star is None:
@@ -376,7 +376,7 @@ def refuse_objects(structure: Structure, who: str) -> None:
             )
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     """Return True if a value is an ndarray or a tensor of any framework."""
     cls = type(value)
     return isinstance(value, np.ndarray) or (
@@ -403,7 +403,7 @@ class ModelBatch(NamedTuple):
     targets: tuple = ()
 
 
-def rows_of(batch: Any) -> int:
+def rows_of(batch: object) -> int:
     """Return the number of rows of a batch (length of its first tensor), or 1 if it has none."""
     leaves, _ = flatten(batch)
     return len(leaves[0]) if leaves and leaves[0].ndim else 1
@@ -495,7 +495,7 @@ def cast_array(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     return array.astype(dtype)
 
 
-def _describe(value: Any, leaves: list, is_leaf: Callable[[Any], bool]) -> Structure:
+def _describe(value: object, leaves: list, is_leaf: Callable[[Any], bool]) -> Structure:
     keys: tuple = ()
     if is_leaf(value):
         leaves.append(value)

@@ -15,11 +15,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError, first_line
+
+if TYPE_CHECKING:
+    import openvino as ov
 
 openvino = LazyModule("openvino", "nano")
 
@@ -89,14 +92,14 @@ class _Lookup(NamedTuple):
         return -self.rows if self.negative else 0
 
 
-def forbid_negative(network: Any, names: Sequence[str]) -> None:
+def forbid_negative(network: ov.Model, names: Sequence[str]) -> None:
     """Record which inputs of a network must not be negative, as in the original model."""
     known = {*names, *never_negative(network)}
     if known:
         network.set_rt_info("\n".join(sorted(known)), _INFO)
 
 
-def never_negative(network: Any) -> list[str]:
+def never_negative(network: ov.Model) -> list[str]:
     """Return the input names that :func:`forbid_negative` recorded in a network."""
     if not network.has_rt_info(_INFO):
         return []
@@ -120,7 +123,7 @@ class IntegerGuard:
         If the network has integer constants beyond 32 bits that OpenVINO would truncate.
     """
 
-    def __init__(self, network: Any, names: Sequence[str], compile: Callable[[Any], Any]):
+    def __init__(self, network: ov.Model, names: Sequence[str], compile: Callable[[Any], Any]):
         self._network = network
         self._names = list(names)
         self._compile = compile
@@ -296,7 +299,7 @@ class IntegerGuard:
 class _Integers:
     """Range analysis of the integers that a network computes from its integer inputs."""
 
-    def __init__(self, network: Any):
+    def __init__(self, network: ov.Model):
         self.network = network
         self.parameters = {each.get_name(): i for i, each in enumerate(network.get_parameters())}
         self.exact: set[str] = set()  # names of nodes that can be evaluated separately
@@ -330,7 +333,7 @@ class _Integers:
             if separable and op_type in _EXACT and not narrows:
                 self.exact.add(name)
 
-    def _record_lookup(self, node: Any, op_type: str, known: set[str]) -> None:
+    def _record_lookup(self, node: ov.Node, op_type: str, known: set[str]) -> None:
         if op_type not in ("Gather", "EmbeddingBagOffsets", "EmbeddingBagOffsetsSum", *_PACKED):
             return
         table, indices = node.input_value(0), _before_converts(node.input_value(1))
@@ -422,13 +425,13 @@ class _Integers:
                 return "an index"
         return None
 
-    def _interval(self, value: Any, values: Mapping[tuple[str, int], Interval]) -> Interval:
+    def _interval(self, value: ov.Output, values: Mapping[tuple[str, int], Interval]) -> Interval:
         node = value.get_node()
         if node.get_type_name() == "Constant":
             return self._constant(node)
         return values.get((node.get_name(), value.get_index()))
 
-    def _constant(self, node: Any) -> Interval:
+    def _constant(self, node: ov.Node) -> Interval:
         name = node.get_name()
         if name not in self._constants:
             self._constants[name] = None
@@ -455,7 +458,7 @@ class _Indices:
         Compiles a network.
     """
 
-    def __init__(self, network: Any, compile: Callable[[Any], Any]):
+    def __init__(self, network: ov.Model, compile: Callable[[Any], Any]):
         from openvino import opset13
 
         self._lookups = _Integers(network).lookups
@@ -495,7 +498,7 @@ class _Split:
         Source of each input of the rest: ``"value"`` or ``"input"``, and its index.
     """
 
-    def __init__(self, network: Any, compile: Callable[[Any], Any]):
+    def __init__(self, network: ov.Model, compile: Callable[[Any], Any]):
         from openvino import opset13
 
         _without_remainders(network)
@@ -558,7 +561,7 @@ class _Split:
         return [each.data for each in tensors]
 
 
-def _without_remainders(network: Any) -> None:
+def _without_remainders(network: ov.Model) -> None:
     """Replace ``a % b`` by ``a - a // b * b``; the reference implementation of % uses float64."""
     from openvino import opset13
 
@@ -571,7 +574,7 @@ def _without_remainders(network: Any) -> None:
                 target.replace_source_output(rest.output(0))
 
 
-def _without_rounding(network: Any) -> None:
+def _without_rounding(network: ov.Model) -> None:
     """Remove Ceiling, Floor and Round nodes that have integer inputs, which they do not change."""
     for node in network.get_ordered_ops():
         op_type = node.get_type_name()
@@ -580,7 +583,7 @@ def _without_rounding(network: Any) -> None:
                 target.replace_source_output(node.input_value(0))
 
 
-def _without_bits_of_booleans(network: Any) -> None:
+def _without_bits_of_booleans(network: ov.Model) -> None:
     """Replace bitwise operators on booleans by logical ones, which are computed exactly."""
     from openvino import opset13
 
@@ -603,7 +606,7 @@ def _largest(boxes: Mapping[int, tuple[int, int]]) -> int:
     return max(boxes, key=lambda position: max(map(abs, boxes[position])))
 
 
-def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
+def _in_floats(node: ov.Node, intervals: Sequence[Interval]) -> bool:
     """Return True if float32 represents all integers in the given ranges of a node's values."""
     signs = node.get_type_name() != "Divide"  # a division rounds towards zero
     return all(
@@ -613,7 +616,7 @@ def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
     )
 
 
-def _computed(node: Any, inputs: list[Interval]) -> Interval:
+def _computed(node: ov.Node, inputs: list[Interval]) -> Interval:
     """Return the range of a node's output from the ranges of its inputs, or None if unknown."""
     op_type = node.get_type_name()
     if op_type in _LOGICAL or node.get_element_type().get_type_name() == "boolean":
@@ -632,7 +635,7 @@ def _computed(node: Any, inputs: list[Interval]) -> Interval:
 
 
 def _computed_of_all(
-    node: Any, op_type: str, inputs: list[tuple[int, int] | None]
+    node: ov.Node, op_type: str, inputs: list[tuple[int, int] | None]
 ) -> tuple[int, int] | None:
     """Return one range for a node's whole output from one range per input, or None if unknown."""
     if op_type in ("FloorMod", "Mod"):
@@ -672,7 +675,7 @@ def _computed_of_all(
 def _moved(move: Callable[[np.ndarray, list[int]], np.ndarray], axes_from: int) -> Callable:
     """Return a function that computes the output range of an operator that adds or removes axes."""
 
-    def moved(node: Any, inputs: list[Interval]) -> Interval:
+    def moved(node: ov.Node, inputs: list[Interval]) -> Interval:
         box = inputs[0]
         axes = _integers_of(node, axes_from)
         if box is None or axes is None or not _has_rank(box, node.input_value(0)):
@@ -682,7 +685,7 @@ def _moved(move: Callable[[np.ndarray, list[int]], np.ndarray], axes_from: int) 
     return moved
 
 
-def _gathered(node: Any, inputs: list[Interval]) -> Interval:
+def _gathered(node: ov.Node, inputs: list[Interval]) -> Interval:
     """Return the output range of a Gather node, per column if its indices are constant."""
     box, axes = inputs[0], _integers_of(node, 2)
     indices = node.input_value(1).get_node()
@@ -699,7 +702,7 @@ def _gathered(node: Any, inputs: list[Interval]) -> Interval:
     )
 
 
-def _concatenated(node: Any, inputs: list[Interval]) -> Interval:
+def _concatenated(node: ov.Node, inputs: list[Interval]) -> Interval:
     shape, axis = node.output(0).get_partial_shape(), node.get_axis()
     boxes = [each for each in inputs if each is not None]
     if len(boxes) < len(inputs):
@@ -734,13 +737,13 @@ _BY_COLUMN: dict[str, Callable[[Any, list[Interval]], Interval]] = {
 """Functions that return the range of each column for an operator, by operator type."""
 
 
-def _has_rank(box: Box, value: Any) -> bool:
+def _has_rank(box: Box, value: ov.Output) -> bool:
     """Return True if the bounds in `box` have as many axes as the node output `value`."""
     rank = value.get_partial_shape().rank
     return rank.is_static and np.ndim(box[0]) == rank.get_length()
 
 
-def _column_of(node: Any) -> int | None:
+def _column_of(node: ov.Node) -> int | None:
     """Return the column if a Gather selects a single column of the last axis, else None."""
     indices, axes = _integers_of(node, 1), _integers_of(node, 2)
     rank = node.input_value(0).get_partial_shape().rank
@@ -749,7 +752,7 @@ def _column_of(node: Any) -> int | None:
     return indices[0] if axes[0] % rank.get_length() == rank.get_length() - 1 else None
 
 
-def _integers_of(node: Any, position: int) -> list[int] | None:
+def _integers_of(node: ov.Node, position: int) -> list[int] | None:
     """Return the values of a constant input as integers, or None if it is not constant."""
     if node.get_input_size() <= position:
         return None
@@ -769,7 +772,7 @@ def _whole_range(box: Box) -> tuple[int, int]:
     return int(np.min(box[0])), int(np.max(box[1]))
 
 
-def _columns_of(shape: Any) -> tuple[int, ...]:
+def _columns_of(shape: ov.PartialShape) -> tuple[int, ...]:
     """Return the shape of an input's bounds: one bound per column if the last axis is short."""
     if shape.rank.is_dynamic:
         return ()
@@ -788,7 +791,7 @@ def _box_of(array: np.ndarray, columns: tuple[int, ...]) -> Box:
     return low.astype(object), high.astype(object)
 
 
-def _compact(end: np.ndarray) -> Any:
+def _compact(end: np.ndarray) -> int | np.ndarray:
     """Return the bounds of all columns as one integer if they are equal, else as an int64 array."""
     alike = np.all(end == end.flat[0])
     return int(end.flat[0]) if alike else end.astype(np.int64)
@@ -851,11 +854,11 @@ def _fits(interval: Interval) -> bool:
     return interval is None or bool(np.all(interval[0] >= _LOW) and np.all(interval[1] <= _HIGH))
 
 
-def _is_whole(element_type: Any) -> bool:
+def _is_whole(element_type: ov.Type) -> bool:
     return element_type.is_integral() or element_type.get_type_name() == "boolean"
 
 
-def _range_of(element_type: Any) -> tuple[int, int]:
+def _range_of(element_type: ov.Type) -> tuple[int, int]:
     if element_type.get_type_name() == "boolean":
         return 0, 1
     bits = element_type.get_bitwidth()
@@ -864,7 +867,7 @@ def _range_of(element_type: Any) -> tuple[int, int]:
     return 0, (1 << bits) - 1
 
 
-def _narrows(node: Any) -> bool:
+def _narrows(node: ov.Node) -> bool:
     """Return True if a Convert node's output type cannot represent all its input integers."""
     target = node.output(0).get_element_type()
     if target.get_type_name() == "boolean" or not target.is_integral():
@@ -874,7 +877,7 @@ def _narrows(node: Any) -> bool:
     return low < lowest or high > highest
 
 
-def _before_converts(value: Any) -> Any:
+def _before_converts(value: ov.Output) -> ov.Output:
     """Return the integer output that Convert nodes turn into `value`, or `value` itself."""
     node = value.get_node()
     while node.get_type_name() == "Convert":
@@ -885,11 +888,11 @@ def _before_converts(value: Any) -> Any:
     return value
 
 
-def _is_constant(value: Any) -> bool:
+def _is_constant(value: ov.Output) -> bool:
     return value.get_node().get_type_name() == "Constant"
 
 
-def _has_wide_constants(network: Any) -> bool:
+def _has_wide_constants(network: ov.Model) -> bool:
     for node in network.get_ops():
         if node.get_type_name() == "Constant":
             element_type = node.get_element_type()

@@ -5,11 +5,13 @@ keywords are those of OpenVINO's former Model Optimizer, implemented with ``PreP
 ``reshape``.
 """
 
+from __future__ import annotations
+
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import LazyModule, UsageError, as_usage_error
 from bigdl.nano.acceleration.accuracy import keep_accuracy
@@ -29,6 +31,9 @@ from bigdl.nano.openvino.network import (
     supports_bf16,
 )
 from bigdl.nano.openvino.quantization import Quantizer
+
+if TYPE_CHECKING:
+    import openvino as ov
 
 openvino = LazyModule("openvino", "nano")
 
@@ -139,7 +144,7 @@ def _with_steps(network, keywords: Mapping[str, Any]):
         return steps.build()
 
 
-def _by_input(value: Any, network: Any, parse: Callable[[Any], Any]) -> dict[int, Any]:
+def _by_input(value: object, network: ov.Model, parse: Callable[[Any], Any]) -> dict[int, Any]:
     """Parse a conversion keyword into one value per input: by name, or for all float inputs."""
     if isinstance(value, str) and any(bracket in value for bracket in "[("):
         value = named_values(value)
@@ -165,7 +170,7 @@ def _numbers(value: Any) -> list[float]:
         ) from None
 
 
-def _layout(value: Any) -> tuple[str, ...]:
+def _layout(value: object) -> tuple[str, ...]:
     """Parse ``"NCHW"``, or ``"NCHW->NHWC"`` for a network built for NCHW that will receive NHWC."""
     parts = tuple(part.strip().upper() for part in str(value).split("->"))
     if not all(parts) or len(parts) > 2:
@@ -177,7 +182,7 @@ def _layout(value: Any) -> tuple[str, ...]:
     return parts
 
 
-def _shapes(keywords: Mapping[str, Any], network: Any) -> Any:
+def _shapes(keywords: Mapping[str, Any], network: ov.Model) -> Any:
     """Return the input shapes that the keywords ``input`` and ``input_shape`` set, or None."""
     named, shapes = keywords.get("input"), keywords.get("input_shape")
     names = _BRACKETS.sub("", named).split(",") if isinstance(named, str) else named or ()
@@ -237,7 +242,7 @@ class OpenVINOMethod(Method[ModelSource]):
             network = half_weights(network)
         return self.model_of(network, source, options)
 
-    def converted(self, source: ModelSource, options: BuildOptions) -> Any:
+    def converted(self, source: ModelSource, options: BuildOptions) -> ov.Model:
         """Convert a source's model to a network and check its results before weights are rounded.
 
         Raises
@@ -285,7 +290,7 @@ class OpenVINOMethod(Method[ModelSource]):
                 argument="input_shape",
             )
 
-    def model_of(self, network: Any, source: ModelSource, options: BuildOptions) -> Any:
+    def model_of(self, network: ov.Model, source: ModelSource, options: BuildOptions) -> Any:
         """Compile a network and wrap it as the framework's accelerated model."""
         config = dict(options.openvino_config or {})
         if self.computes == "bf16" and self.precision.quantized:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,14 @@ from bigdl.nano.openvino.network import (
     ShapedNetwork,
     renamed_properties,
 )
+
+if TYPE_CHECKING:
+    import os
+
+    import openvino as ov
+    from numpy.typing import ArrayLike
+
+    from bigdl.nano.openvino.network import NetworkSource, Shapes
 
 
 class OpenVINOFacade(abc.ABC):
@@ -54,7 +62,7 @@ class OpenVINOFacade(abc.ABC):
     """Function that nests the flat list of the network's results as the result of a call."""
 
     @property
-    def ov_model(self) -> Any:
+    def ov_model(self) -> ov.Model:
         """The ``openvino.Model``."""
         return self.nano_network.network
 
@@ -68,7 +76,7 @@ class OpenVINOFacade(abc.ABC):
         """All properties that the network was compiled with."""
         return dict(self.nano_network.final_config)
 
-    def reshape(self, shapes: Any) -> tuple[bool, str | None]:
+    def reshape(self, shapes: Shapes) -> tuple[bool, str | None]:
         """Change the input shapes; do nothing if the inputs already have them.
 
         Parameters
@@ -125,7 +133,7 @@ class OpenVINOFacade(abc.ABC):
         return [self.nano_result_of(each) for each in results]
 
     @abc.abstractmethod
-    def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
+    def nano_arrays_of(self, call: object) -> list[np.ndarray]:
         """Convert an element of ``input_data`` to a flat list of the network's input arrays."""
 
     def nano_network_facts(self) -> dict[str, Any]:
@@ -155,8 +163,8 @@ class OpenVINOFacade(abc.ABC):
         meta: Mapping[str, Any],
         *,
         device: str | None = None,
-        cache_dir: Any = None,
-        shapes: Any = None,
+        cache_dir: str | os.PathLike | None = None,
+        shapes: Shapes | None = None,
     ) -> ShapedNetwork:
         """Load the network of a saved model.
 
@@ -202,7 +210,7 @@ def _without_files(config: Mapping) -> dict[str, Any]:
     }
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Convert a value, such as an OpenVINO property, to types that YAML supports."""
     if isinstance(value, Mapping):
         return {
@@ -264,14 +272,14 @@ class OpenVINOModel(OpenVINOFacade):
 
     def __init__(
         self,
-        ie_network: Any,
+        ie_network: NetworkSource,
         device: str = "CPU",
         precision: str = FP32,
         thread_num: int | None = None,
         config: Mapping[str, Any] | None = None,
-        shapes: Any = None,
+        shapes: Shapes | None = None,
         *,
-        cache_dir: Any = None,
+        cache_dir: str | os.PathLike | None = None,
     ):
         self.nano_network = CompiledNetwork(
             ie_network,
@@ -283,7 +291,7 @@ class OpenVINOModel(OpenVINOFacade):
             cache_dir=cache_dir,
         )
 
-    def __call__(self, *inputs: Any, **named: Any) -> np.ndarray | list[np.ndarray]:
+    def __call__(self, *inputs: ArrayLike, **named: ArrayLike) -> np.ndarray | list[np.ndarray]:
         """Run the network.
 
         Parameters
@@ -307,7 +315,7 @@ class OpenVINOModel(OpenVINOFacade):
 
     forward = __call__
 
-    def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
+    def nano_arrays_of(self, call: object) -> list[np.ndarray]:
         if isinstance(call, Mapping):
             return self._ordered((), call)
         return self._ordered(call if isinstance(call, tuple | list) else (call,), {})
@@ -315,7 +323,7 @@ class OpenVINOModel(OpenVINOFacade):
     def nano_result_of(self, results: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
         return results[0] if len(results) == 1 else results
 
-    def save(self, path: Any) -> None:
+    def save(self, path: str | os.PathLike) -> None:
         """Write the network to files.
 
         Parameters
@@ -437,7 +445,7 @@ class OpenVINOModel(OpenVINOFacade):
         return self.nano_network.network
 
     @ie_network.setter
-    def ie_network(self, network: Any) -> None:
+    def ie_network(self, network: NetworkSource) -> None:
         self.nano_network.network = network
 
     @property

@@ -4,6 +4,8 @@ All models accelerated with OpenVINO use this module, whatever their framework. 
 takes and returns lists of arrays.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import re
@@ -15,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -27,6 +29,14 @@ from bigdl.nano.acceleration.precision import BF16, FP32, PRECISIONS
 from bigdl.nano.acceleration.structure import cast_array
 from bigdl.nano.acceleration.texts import as_strings
 from bigdl.nano.openvino.integers import IntegerGuard, forbid_negative
+
+if TYPE_CHECKING:
+    import openvino as ov
+
+NetworkSource: TypeAlias = "str | os.PathLike | tuple[bytes, bytes] | ov.Model"
+"""A network, its file, or the bytes of its ``.xml`` and ``.bin`` files."""
+Shapes: TypeAlias = "str | Mapping[str, object] | Mapping[int, object] | Sequence[object]"
+"""Shapes of inputs: in one text, by name or position, or in order."""
 
 openvino = LazyModule("openvino", "nano")
 
@@ -101,7 +111,7 @@ def renamed_properties(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_network(source: Any):
+def read_network(source: NetworkSource):
     """Read a network from files, bytes or an ``openvino.Model``.
 
     Parameters
@@ -233,7 +243,7 @@ def parse_shapes(shapes: Any, network) -> dict[int, Any]:
     }
 
 
-def reshaped(network, shapes: Any):
+def reshaped(network, shapes: Shapes):
     """Return the network if it already has these input shapes, else a copy that has them.
 
     Parameters
@@ -289,7 +299,7 @@ def named_values(text: str) -> dict[str, str]:
     return values
 
 
-def positions(key: str | int, network: Any) -> list[int]:
+def positions(key: str | int, network: ov.Model) -> list[int]:
     """Return the positions of the inputs with this name; "" selects all inputs.
 
     Raises
@@ -309,7 +319,7 @@ def positions(key: str | int, network: Any) -> list[int]:
     )
 
 
-def _partial_shape(shape: Any):
+def _partial_shape(shape: object):
     with as_usage_error(f"{shape!r} is not a shape", text=reason, code="argument-value"):
         if isinstance(shape, str):
             shape = f"[{shape.strip().strip('[]')}]"
@@ -330,7 +340,7 @@ _MOST_COPIED = 1 << 19  # bytes; sharing one array costs as much as copying abou
 class _BoundRequest:
     """An infer request with fixed input and output memory."""
 
-    def __init__(self, compiled: Any):
+    def __init__(self, compiled: ov.CompiledModel):
         self._request = compiled.create_infer_request()
         inputs, outputs = compiled.inputs, compiled.outputs
         self._inputs = [self._request.get_input_tensor(i).data for i in range(len(inputs))]
@@ -408,7 +418,7 @@ class _Compilation:
         except IndexError:
             return self.compiled.create_infer_request()
 
-    def infer(self, request: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def infer(self, request: ov.InferRequest, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         arrays = _fitting(inputs, self)
         try:
             return list(request.infer(arrays, share_inputs=True).to_tuple())
@@ -476,14 +486,14 @@ class CompiledNetwork:
 
     def __init__(
         self,
-        network: Any,
+        network: NetworkSource,
         device: str = "CPU",
         *,
         precision: str = FP32,
         thread_num: int | None = None,
         config: Mapping[str, Any] | None = None,
-        shapes: Any = None,
-        cache_dir: Any = None,
+        shapes: Shapes | None = None,
+        cache_dir: str | os.PathLike | None = None,
     ):
         if thread_num is not None:
             check_positive("thread_num", thread_num)
@@ -497,7 +507,7 @@ class CompiledNetwork:
             network = reshaped(network, shapes)
         self._now = self._compiled(network)
 
-    def _compiled(self, network: Any) -> _Compilation:
+    def _compiled(self, network: ov.Model) -> _Compilation:
         """Compile a network and derive the integer input ranges for which its results are exact."""
         device, config = self.device, self.final_config  # no reference cycle through self
         made = _Compilation(network, device, config)
@@ -512,7 +522,7 @@ class CompiledNetwork:
         return self._now.network
 
     @network.setter
-    def network(self, network: Any) -> None:
+    def network(self, network: NetworkSource) -> None:
         made = self._compiled(read_network(network))
         with self._lock:
             self._now = made
@@ -587,7 +597,7 @@ class CompiledNetwork:
         request = now.take()
         return request, functools.partial(now.idle.append, request)
 
-    def infer_by(self, request: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def infer_by(self, request: ov.InferRequest, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run the network once with a request from :meth:`lend_request`."""
         now, arrays = self._ready_for(inputs)
         return now.infer(request, arrays)
@@ -651,7 +661,7 @@ class CompiledNetwork:
                 running.append(threads.submit(self.infer, inputs))
             return results + [each.result() for each in running]
 
-    def reshape(self, shapes: Any) -> tuple[bool, str | None]:
+    def reshape(self, shapes: Shapes) -> tuple[bool, str | None]:
         """Change the shapes of the inputs.
 
         Parameters
@@ -675,7 +685,7 @@ class CompiledNetwork:
                 return False, f"Failed to reshape this model. Error message: {error}"
         return True, None
 
-    def save(self, path: Any):
+    def save(self, path: str | os.PathLike):
         """Write the network; see :func:`bigdl.nano.openvino.network.write_network`."""
         return write_network(self._now.network, path)
 
@@ -689,7 +699,7 @@ class CompiledNetwork:
         self._lock = threading.Lock()
         self._now = self._compiled(read_network(state["_now"]))
 
-    def _configure(self, config: dict[str, Any], cache_dir: Any) -> None:
+    def _configure(self, config: dict[str, Any], cache_dir: str | os.PathLike | None) -> None:
         on_cpu = self.device == "CPU"
         if self.precision == BF16 and not on_cpu:
             raise UsageError(

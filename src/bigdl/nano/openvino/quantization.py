@@ -1,11 +1,13 @@
 """Quantization of OpenVINO networks with NNCF, and the error that each quantized layer adds."""
 
+from __future__ import annotations
+
 import ctypes
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +18,10 @@ from bigdl.nano.acceleration.precision import INT4, INT8, Precision, WeightOptio
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.structure import as_array
 from bigdl.nano.openvino.network import CompiledNetwork, loose_shapes, port_name, reason
+
+if TYPE_CHECKING:
+    import nncf
+    import openvino as ov
 
 _SIZE_OF_STACK_T = 24  # of sigaltstack(2) on Linux: a pointer, an int, a size
 
@@ -44,7 +50,9 @@ RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell"
 """Operators kept in floating point: OpenVINO 2026.4 loses the last state if they are quantized."""
 
 
-def metric_of(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | None]]) -> float:
+def metric_of(
+    network: ov.Model, metric: Any, batches: list[tuple[list, np.ndarray | None]]
+) -> float:
     """Return a metric's value, computed from a network's first output and the targets."""
     if any(target is None for _, target in batches):
         raise UsageError(
@@ -59,7 +67,7 @@ def metric_of(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | 
     return float(metric(*both))
 
 
-def split_batch(batch: Any, names: list[str]) -> tuple[list[np.ndarray], np.ndarray | None]:
+def split_batch(batch: object, names: list[str]) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Split a batch into the network's inputs in order and the target, or None."""
     inputs: Any = (batch,)
     rest: Sequence[Any] = ()
@@ -156,7 +164,7 @@ class Quantizer:
                 argument="weight_options",
             )
 
-    def quantized(self, excluded: tuple[str, ...] = ()) -> Any:
+    def quantized(self, excluded: tuple[str, ...] = ()) -> ov.Model:
         """Return the network quantized to integers.
 
         Parameters
@@ -185,7 +193,7 @@ class Quantizer:
         made = [(self._quantized((), smooth), smooth) for smooth in alternatives]
         return made[0] if len(made) == 1 else min(made, key=lambda pair: self._error(pair[0]))
 
-    def _quantized(self, excluded: tuple[str, ...], smooth: bool | None) -> Any:
+    def _quantized(self, excluded: tuple[str, ...], smooth: bool | None) -> ov.Model:
         nncf = require("nncf", "nano")
         keywords = dict(self.options)
         scope = keywords.pop("ignored_scope", None)
@@ -215,7 +223,7 @@ class Quantizer:
             keywords["advanced_parameters"] = dataclasses.replace(chosen, **advanced)
         return self._made(nncf.quantize, {"calibration_dataset": self._data(), **keywords})
 
-    def _with_small_weights(self, weights: WeightOptions, keywords: dict[str, Any]) -> Any:
+    def _with_small_weights(self, weights: WeightOptions, keywords: dict[str, Any]) -> ov.Model:
         """Return the network with integer weights that are dequantized on use."""
         nncf = require("nncf", "nano")
         name = f"{self.precision}_{'sym' if weights.symmetric else 'asym'}".upper()
@@ -239,12 +247,12 @@ class Quantizer:
         ):
             return nncf.compress_weights(self.network.clone(), **keywords)
 
-    def _data(self) -> Any:
+    def _data(self) -> nncf.Dataset:
         names = [port_name(port) for port in self.network.inputs]
         batches = [dict(zip(names, batch, strict=True)) for batch in self.batches]
         return require("nncf", "nano").Dataset(batches)
 
-    def _made(self, make: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
+    def _made(self, make: Callable[..., Any], keywords: Mapping[str, Any]) -> ov.Model:
         """Call an NNCF function with a copy of the network that accepts the calibration batches."""
         clone, shapes = _for_any_batch(self.network)
         sentence = "NNCF cannot quantize the network with these data"
@@ -261,7 +269,7 @@ class Quantizer:
     def _expected(self) -> list:
         return _outputs(self.network, self.batches[:_RANKED_ON])
 
-    def _error(self, network: Any) -> float:
+    def _error(self, network: ov.Model) -> float:
         """Return the error of a network's outputs, relative to the original, on a few batches."""
         return relative_error(self._expected, _outputs(network, self.batches[:_RANKED_ON]))
 
@@ -282,7 +290,7 @@ class Quantizer:
         return sorted(errors, key=errors.__getitem__)
 
 
-def has_attention(network: Any) -> bool:
+def has_attention(network: ov.Model) -> bool:
     """Return True if a network multiplies activations by activations and has a softmax."""
     types = {op.get_type_name() for op in network.get_ops()}
     if "ScaledDotProductAttention" in types:
@@ -290,7 +298,7 @@ def has_attention(network: Any) -> bool:
     return "Softmax" in types and any(_products_of_activations(network))
 
 
-def _in_floats(network: Any) -> Sequence[str]:
+def _in_floats(network: ov.Model) -> Sequence[str]:
     """Return the types of operators whose activations stay in floating point when quantized.
 
     In networks with scatter operations, such as graph networks, these are all operators except
@@ -303,14 +311,14 @@ def _in_floats(network: Any) -> Sequence[str]:
     return [*RECURRENT, *sorted(types.difference(_LAYERS, ["Constant"])), "Gather"]
 
 
-def _products_of_activations(network: Any) -> Iterator[Any]:
+def _products_of_activations(network: ov.Model) -> Iterator[Any]:
     """Yield the MatMul nodes of a network that multiply two activations."""
     for op in network.get_ops():
         if op.get_type_name() == "MatMul" and not any(map(_constant_behind, op.input_values())):
             yield op
 
 
-def _constant_behind(value: Any) -> Any:
+def _constant_behind(value: ov.Output) -> ov.Node | None:
     """Return the constant that conversions, scaling or reshaping turn into `value`, or None."""
     node = value.get_node()
     for _ in range(6):
@@ -352,7 +360,7 @@ def _unquantized(value):
     return node.input_value(0) if node.get_type_name() == "FakeQuantize" else None
 
 
-def _is_compressed(value: Any) -> bool:
+def _is_compressed(value: ov.Output) -> bool:
     """Return True if a value is a weight that is stored as integers and dequantized on use."""
     constant = _constant_behind(value)
     return (
@@ -362,7 +370,7 @@ def _is_compressed(value: Any) -> bool:
     )
 
 
-def _restored(network, name: str, original) -> Any:
+def _restored(network, name: str, original) -> ov.Model:
     """Return a copy of a quantized network with one layer restored to floating point."""
     clone = network.clone()
     layer = next(op for op in clone.get_ops() if op.get_friendly_name() == name)

@@ -14,9 +14,9 @@ belong to the joint network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from bigdl.nano.openvino.network import (
     port_name,
     reason,
 )
+
+if TYPE_CHECKING:
+    import openvino as ov
 
 __all__ = ["SplitError", "SplitNetwork"]
 
@@ -185,7 +188,7 @@ class _Parts:
 class _Graph:
     """Traversal of a network that builds the common, the per-row and the joint part from it."""
 
-    def __init__(self, network: Any, common: frozenset[int]):
+    def __init__(self, network: ov.Model, common: frozenset[int]):
         from openvino import opset13
 
         self._ops = opset13
@@ -278,11 +281,11 @@ class _Graph:
 
     # -- values -----------------------------------------------------------------------------------
 
-    def _of(self, port: Any) -> _Value:
+    def _of(self, port: ov.Input) -> _Value:
         source = port.get_source_output()
         return self._values[source.get_node().get_name(), source.get_index()]
 
-    def _lift(self, side: int, output: Any) -> Any:
+    def _lift(self, side: int, output: ov.Output) -> ov.Output:
         """Return the joint part's input for a tensor that another part computes."""
         if side in (_CONSTANT, _BOTH):
             return output
@@ -319,13 +322,13 @@ class _Graph:
             return _Plain(_BOTH, joined)
         return _Plain(_BOTH, joined.output(0))
 
-    def _for_all_rows(self, value: _Value) -> Any:
+    def _for_all_rows(self, value: _Value) -> ov.Output:
         plain = self._plain(value)
         if plain.side == _CONSTANT:
             raise SplitError("An output of the network is constant")
         return self._broadcast(self._lift(plain.side, plain.output))
 
-    def _broadcast(self, output: Any) -> Any:
+    def _broadcast(self, output: ov.Output) -> ov.Output:
         """Repeat a tensor of one row for all rows; return other tensors unchanged."""
         shape = output.get_partial_shape()
         if not shape[0].is_static:
@@ -337,11 +340,11 @@ class _Graph:
         target = ops.concat([self._rows, ones], 0) if len(shape) > 1 else self._rows
         return ops.broadcast(output, target, broadcast_spec="BIDIRECTIONAL").output(0)
 
-    def _gather(self, output: Any, positions: np.ndarray, axis: int) -> Any:
+    def _gather(self, output: ov.Output, positions: np.ndarray, axis: int) -> ov.Output:
         ops = self._ops
         return ops.gather(output, ops.constant(positions.astype(np.int64)), axis).output(0)
 
-    def _clone(self, node: Any, inputs: Sequence[Any]) -> Any:
+    def _clone(self, node: ov.Node, inputs: Sequence[Any]) -> ov.Node:
         """Return a copy of a node with other inputs."""
         version = node.get_type_info().version_id
         if version not in self._factories:
@@ -382,7 +385,7 @@ class _Graph:
 
     # -- operations -------------------------------------------------------------------------------
 
-    def _made(self, node: Any) -> list[_Value]:
+    def _made(self, node: ov.Node) -> list[_Value]:
         """Add a node to the parts that compute it, and return the values of its outputs."""
         values = [self._of(port) for port in node.inputs()]
         if not values:
@@ -405,7 +408,7 @@ class _Graph:
             return value
         return [value] if value is not None else self._cloned(node, map(self._plain, values))
 
-    def _cloned(self, node: Any, values: Any) -> list[_Value]:
+    def _cloned(self, node: ov.Node, values: Iterable[_Plain]) -> list[_Value]:
         values = list(values)
         side = 0
         for each in values:
@@ -420,7 +423,7 @@ class _Graph:
                 ]
         return [_Plain(side, out) for out in self._clone(node, outputs).outputs()]
 
-    def _added(self, node: Any, values: list[_Value]) -> _Value | None:
+    def _added(self, node: ov.Node, values: list[_Value]) -> _Value | None:
         """Add or subtract two values with one sum per part, or return None if impossible."""
         if any(isinstance(each, _Pieces) for each in values):
             return None
@@ -443,7 +446,7 @@ class _Graph:
                 terms.append((side, out))
         return self._summed(terms)
 
-    def _scaled(self, node: Any, values: list[_Value]) -> _Value | None:
+    def _scaled(self, node: ov.Node, values: list[_Value]) -> _Value | None:
         """Multiply each term of a sum by a constant, or return None for other operands."""
         for index, other in ((0, 1), (1, 0)):
             value, factor = values[index], values[other]
@@ -458,7 +461,7 @@ class _Graph:
             return self._summed(terms)
         return None
 
-    def _elementwise(self, node: Any, values: list[_Value]) -> _Value | None:
+    def _elementwise(self, node: ov.Node, values: list[_Value]) -> _Value | None:
         """Apply an elementwise operation to each piece of its operands, or return None."""
         values = [self._plain(each) if isinstance(each, _Sum) else each for each in values]
         pieces = [each for each in values if isinstance(each, _Pieces)]
@@ -506,7 +509,7 @@ class _Graph:
             return None
         return {side: function(out) for side, out in value.terms.items()}
 
-    def _concat(self, node: Any, values: list[_Value]) -> _Value | None:
+    def _concat(self, node: ov.Node, values: list[_Value]) -> _Value | None:
         axis = node.get_axis()
         rank = _rank(node)
         axis += rank if axis < 0 else 0
@@ -525,7 +528,7 @@ class _Graph:
             begin += size
         return self._joined(axis, begin, pieces)
 
-    def _gathered(self, node: Any, values: list[_Value]) -> _Value | None:
+    def _gathered(self, node: ov.Node, values: list[_Value]) -> _Value | None:
         data, indices, at = values
         axes = _constant(at)
         if axes is None or node.get_attributes().get("batch_dims"):
@@ -567,7 +570,7 @@ class _Graph:
                 pieces.append((side, self._gather(out, at, data.axis), to))
         return self._joined(data.axis, len(selected), pieces)
 
-    def _split(self, node: Any, values: list[_Value]) -> list[_Value] | None:
+    def _split(self, node: ov.Node, values: list[_Value]) -> list[_Value] | None:
         data, axis = values[0], _constant(values[1])
         if not isinstance(data, _Pieces) or axis is None:
             return None
@@ -583,7 +586,7 @@ class _Graph:
             end += size
         return parts
 
-    def _reduced(self, node: Any, values: list[_Value]) -> _Value | None:
+    def _reduced(self, node: ov.Node, values: list[_Value]) -> _Value | None:
         data, axes = values[0], _constant(values[1])
         op_type = node.get_type_name()
         if axes is None or isinstance(data, _Plain):
@@ -622,10 +625,10 @@ class _Graph:
             total = join(total, other).output(0)
         return _Plain(_BOTH, total)
 
-    def _reshaped(self, node: Any, values: list[_Value]) -> _Value | None:
+    def _reshaped(self, node: ov.Node, values: list[_Value]) -> _Value | None:
         return self._reshaped_value(values[0], node)
 
-    def _reshaped_value(self, value: _Value, node: Any) -> _Value | None:
+    def _reshaped_value(self, value: _Value, node: ov.Node) -> _Value | None:
         """Reshape each row of a value to a node's output shape, or return None if impossible."""
         after = _fixed(_sizes(node.output(0)))
         if after is None:
@@ -664,11 +667,11 @@ class _Graph:
                 return self._joined(axis + 1, size, pieces)
         return None
 
-    def _with_rows(self, output: Any, shape: Sequence[int]) -> Any:
+    def _with_rows(self, output: ov.Output, shape: Sequence[int]) -> ov.Output:
         target = self._ops.constant(np.array([-1, *shape], np.int64))
         return self._ops.reshape(output, target, False).output(0)
 
-    def _transposed(self, node: Any, values: list[_Value]) -> _Value | None:
+    def _transposed(self, node: ov.Node, values: list[_Value]) -> _Value | None:
         data, order = values[0], _constant(values[1])
         if not isinstance(data, _Pieces) or order is None or order.ravel()[0] != 0:
             return None
@@ -679,7 +682,7 @@ class _Graph:
         ]
         return self._joined(axis, data.size, pieces)
 
-    def _multiplied(self, node: Any, values: list[_Value]) -> _Value | None:
+    def _multiplied(self, node: ov.Node, values: list[_Value]) -> _Value | None:
         """Multiply a value by a constant matrix piece by piece, or return None if impossible."""
         data, matrix = values
         how = node.get_attributes()
@@ -715,7 +718,7 @@ class _Graph:
             terms.append((side, self._clone(node, [out, part]).output(0)))
         return self._summed(terms)
 
-    def _shape(self, node: Any, values: list[_Value]) -> _Value | None:
+    def _shape(self, node: ov.Node, values: list[_Value]) -> _Value | None:
         """Return the result of a ShapeOf node without computing its input, or None."""
         sizes = _sizes(node.input(0))
         if None in sizes[1:] or sizes[0] is not None:
@@ -742,15 +745,15 @@ _RULES: dict[str, Callable[[_Graph, Any, list[_Value]], Any]] = {
 }
 
 
-def _name(parameter: Any) -> str:
+def _name(parameter: ov.Node) -> str:
     return parameter.get_friendly_name()
 
 
-def _length(dimension: Any) -> int | None:
+def _length(dimension: ov.Dimension) -> int | None:
     return dimension.get_length() if dimension.is_static else None
 
 
-def _sizes(port: Any) -> list[int | None]:
+def _sizes(port: ov.Output | ov.Input) -> list[int | None]:
     """Return the sizes of an output's dimensions, with None for dynamic dimensions."""
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
@@ -771,7 +774,7 @@ def _sizes_of(value: _Pieces) -> list[int | None]:
     return sizes
 
 
-def _rank(node: Any) -> int:
+def _rank(node: ov.Node) -> int:
     return len(_sizes(node.output(0)))
 
 
@@ -779,7 +782,7 @@ def _rank_of(value: _Pieces) -> int:
     return len(value.pieces[0][1].get_partial_shape())
 
 
-def _are_even(node: Any, value: _Sum) -> bool:
+def _are_even(node: ov.Node, value: _Sum) -> bool:
     """Return True if every term has the sum's row shape, so that no term needs broadcasting."""
     expected = _sizes(node.input(0))[1:]
     return None not in expected and all(_sizes(out)[1:] == expected for out in value.terms.values())

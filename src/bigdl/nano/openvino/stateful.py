@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.errors import LazyModule, as_usage_error
 from bigdl.nano.openvino.network import CompiledNetwork, reason
+
+if TYPE_CHECKING:
+    import openvino as ov
 
 openvino = LazyModule("openvino", "nano")
 
@@ -19,7 +22,7 @@ ROWS = "rows"
 _TOKENS = 2
 
 
-def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
+def stateful(network: ov.Model, pairs: Sequence[tuple[int, int]]) -> ov.Model:
     """Return a copy of a network that turns each input-output pair into a state variable.
 
     Each variable is a tensor of shape (rows, heads, tokens, head size), initially empty. A further
@@ -73,7 +76,7 @@ def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
     return clone
 
 
-def is_stateful(network: Any) -> bool:
+def is_stateful(network: ov.Model) -> bool:
     """Return True if a network has variables that persist between calls."""
     return any(op.get_type_name() == "ReadValue" for op in network.get_ops())
 
@@ -153,7 +156,7 @@ class NetworkState:
     def _variables(self) -> list[Any]:
         """Return the state variables, sorted by the index of the pair in each variable's name."""
 
-        def index(variable: Any) -> int:
+        def index(variable: ov.InferRequest) -> int:
             return int(variable.name.partition("before.")[2].partition("after.")[0])
 
         return sorted(self._request.query_state(), key=index)

@@ -5,6 +5,8 @@ file or a wrong key raises an error before anything is unpickled. Create a key w
 ``cryptography.fernet.Fernet.generate_key()``.
 """
 
+from __future__ import annotations
+
 import io
 import operator
 import os
@@ -20,6 +22,8 @@ from torch.utils.data import Dataset
 from bigdl.common.errors import UsageError, require
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from cryptography.fernet import Fernet
 
 __all__ = ["EncryptedDataset", "load", "save"]
@@ -175,7 +179,7 @@ def _token_size(file: BinaryIO) -> int | None:
     return _SIZE.unpack(size)[0] if mark == _MARK and len(size) == _SIZE.size else None
 
 
-def _fernet(key: str | bytes) -> "Fernet":
+def _fernet(key: str | bytes) -> Fernet:
     fernet = require("cryptography.fernet", "encryption")
     try:
         return fernet.Fernet(key)
@@ -188,7 +192,7 @@ def _fernet(key: str | bytes) -> "Fernet":
         ) from error
 
 
-def _opened(f: object, mode: str) -> Any:
+def _opened(f: object, mode: str) -> AbstractContextManager[Any]:
     return open(f, mode) if isinstance(f, (str, os.PathLike)) else nullcontext(f)
 
 

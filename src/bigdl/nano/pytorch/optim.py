@@ -1,5 +1,7 @@
 """Adam optimizer for models with large sparse embeddings and dense layers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 

@@ -5,11 +5,13 @@ Both strategies apply the same settings (:class:`FastSteps`) during a fit. After
 processes, trainer and model have the same state as after a fit in this process.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import warnings
 from collections.abc import Callable, Sequence, Sized
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning_fabric.utilities.seed import reset_seed
@@ -43,6 +45,9 @@ from bigdl.nano.pytorch.training.rates import AS_WRITTEN, BUILDING, WITH_PREFIX,
 from bigdl.nano.pytorch.training.shared_batches import with_shared_batches
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps
+
+if TYPE_CHECKING:
+    pass
 
 _OF_LIGHTNING = frozenset(vars(LightningModule())) - frozenset(vars(torch.nn.Module()))
 _METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of a trainer
@@ -325,7 +330,9 @@ class _FitDdpStrategy(DDPStrategy):
         if any(parameter.requires_grad for parameter in model.parameters()):
             super().configure_ddp()
 
-    def reduce(self, tensor: Any, group: object = None, reduce_op: Any = "mean") -> torch.Tensor:
+    def reduce(
+        self, tensor: torch.Tensor, group: object = None, reduce_op: Any = "mean"
+    ) -> torch.Tensor:
         # Lightning would use integer division for the mean of integer tensors.
         whole = isinstance(tensor, torch.Tensor) and not tensor.is_floating_point()
         if whole and reduce_op in (None, "mean", "avg"):

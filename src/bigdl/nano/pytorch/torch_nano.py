@@ -7,7 +7,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -37,6 +37,9 @@ from lightning_fabric.plugins import Precision  # noqa: E402
 from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 from lightning_fabric.utilities.rank_zero import rank_zero_info  # noqa: E402
 from lightning_fabric.wrappers import _FabricModule, _FabricOptimizer  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["TorchNano", "nano"]
 
@@ -262,13 +265,13 @@ class TorchNano(ABC):
         kwargs.pop("model", None)
         self._running.backward(tensor, *args, **kwargs)
 
-    def save(self, content: Mapping[str, Any], filepath: Any) -> None:
+    def save(self, content: Any, filepath: Any) -> None:
         """Save a checkpoint from one process; `filepath` may be the first argument."""
         if isinstance(content, (str, os.PathLike)):
             content, filepath = filepath, content
         self._running.save(filepath, dict(content))
 
-    def load(self, filepath: Any) -> Any:  # any content
+    def load(self, filepath: str | Path) -> Any:  # any content
         """Load a checkpoint from a file."""
         return self._running.load(filepath)
 

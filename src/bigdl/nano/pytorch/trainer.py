@@ -159,7 +159,7 @@ class Trainer(pl.Trainer):
         inductor: bool | str = False,
         bucket_cap_mb: float = 25.0,
         frozen_prefix: bool | None = None,
-        algorithms: Sequence[Any] | None = None,
+        algorithms: Sequence[pl.Callback] | None = None,
         **kwargs: Any,
     ):
         options = TrainingOptions(

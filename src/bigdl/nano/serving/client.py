@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import SplitResult
 
 import numpy as np
@@ -28,6 +28,9 @@ from bigdl.nano.serving.messages import (
 from bigdl.nano.serving.open_inference import from_bytes, from_values, json_values, to_bytes
 from bigdl.nano.serving.protos import MessageClass
 from bigdl.nano.serving.signature import Signature, TensorSpec, datatype_of, dtype_of
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 __all__ = ["Client", "ServerError"]
 
@@ -155,7 +158,7 @@ class Client:
     def infer(
         self,
         model: str,
-        inputs: Any,
+        inputs: Mapping[str, ArrayLike] | ArrayLike,
         *,
         version: str = "",
         outputs: Iterable[str] | None = None,
@@ -244,7 +247,7 @@ class Client:
         self.close()
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: ArrayLike) -> np.ndarray:
     array = np.asarray(value)
     return array.astype(object) if array.dtype.kind in "SU" else array
 

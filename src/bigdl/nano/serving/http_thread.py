@@ -12,11 +12,14 @@ import re
 import socket
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.errors import UsageError, require
 from bigdl.common.timeouts import HEAD_S, IDLE_S, LATE_S, LOST_S, SENDING_S
+
+if TYPE_CHECKING:
+    import asyncio
 
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _MOST_HEAD_BYTES = 64 << 10

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from bigdl.nano.openvino.split import SplitError, SplitNetwork
 from bigdl.nano.serving.batching import BatchingOptions, BatchReport, MicroBatcher
 from bigdl.nano.serving.runners import make_runner
 from bigdl.nano.serving.signature import Signature
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 __all__ = ["ServedModel"]
 
@@ -78,7 +81,7 @@ class ServedModel:
         self,
         model: Any,
         *,
-        sample: Any = None,
+        sample: object = None,
         method: str | None = None,
         batching: BatchingOptions | None = None,
         input_names: Sequence[str] | None = None,
@@ -132,7 +135,7 @@ class ServedModel:
         return self._batcher.waiting
 
     def predict(
-        self, inputs: Any, timeout: float | None = None
+        self, inputs: Mapping[str, ArrayLike] | ArrayLike, timeout: float | None = None
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Return the model's outputs for rows of inputs.
 

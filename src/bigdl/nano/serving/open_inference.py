@@ -239,7 +239,7 @@ def to_bytes(array: np.ndarray) -> bytes:
     return b"".join(parts)
 
 
-def from_values(values: Any, datatype: str, shape: Sequence[int], name: str) -> np.ndarray:
+def from_values(values: object, datatype: str, shape: Sequence[int], name: str) -> np.ndarray:
     """Decode a tensor from flat or nested lists of JSON values.
 
     Raises
@@ -307,7 +307,7 @@ def _flat_numbers(values: Any, count: int, problem: str) -> tuple[Sequence[Any],
     return ([], set()) if not count else (values, types)
 
 
-def _flat_texts(values: Any, count: int, problem: str) -> list[bytes]:
+def _flat_texts(values: object, count: int, problem: str) -> list[bytes]:
     if not isinstance(values, list):
         raise UsageError(f"{problem} in a list", code="request-invalid")
     texts: list[bytes] = []
@@ -642,7 +642,7 @@ def check_answer(
         )
 
 
-def _json_data(array: np.ndarray, name: str) -> Any:
+def _json_data(array: np.ndarray, name: str) -> object:
     """Return the elements of a tensor for orjson; large tensors are encoded in parts."""
     values = json_values(array, name)
     if len(values) <= _LARGE:
@@ -654,7 +654,7 @@ def _json_data(array: np.ndarray, name: str) -> Any:
     return orjson.Fragment(b"[%b]" % b",".join(parts))
 
 
-def json_values(array: np.ndarray, name: str) -> Any:
+def json_values(array: np.ndarray, name: str) -> np.ndarray | list[str]:
     """Return the elements of a tensor for JSON: an array of numbers, or a list of strings.
 
     Raises

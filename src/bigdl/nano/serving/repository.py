@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, first_line
@@ -26,6 +26,9 @@ from bigdl.nano.acceleration.saved import META_FILE
 from bigdl.nano.serving.batching import BatchingOptions
 from bigdl.nano.serving.model import ServedModel
 from bigdl.nano.serving.runners import MODEL_FILES
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["ModelRepository", "UnknownModelError"]
 
@@ -290,7 +293,7 @@ class ModelRepository:
             done(False)
             return
 
-        def finish(future: Any) -> None:
+        def finish(future: Future) -> None:
             self._release(other)
             done(future.exception() is None)
 

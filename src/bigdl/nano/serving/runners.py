@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,14 @@ from bigdl.nano.acceleration.structure import CallSignature, Structure, as_array
 from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.openvino.network import CompiledNetwork, ShapedNetwork, port_name
 from bigdl.nano.serving.signature import Signature, TensorSpec
+
+if TYPE_CHECKING:
+    import keras
+    import openvino as ov
+    import torch
+    from onnxruntime import NodeArg
+
+    from bigdl.nano.tf.inference.source import Port
 
 __all__ = ["ModelRunner", "make_runner"]
 
@@ -141,9 +149,9 @@ class ModelRunner:
 
 
 def make_runner(
-    model: Any,
+    model: object,
     *,
-    sample: Any = None,
+    sample: object = None,
     method: str | None = None,
     input_names: Sequence[str] | None = None,
     inputs: str | None = None,
@@ -204,7 +212,7 @@ def make_runner(
     return replace(runner, signature=runner.signature.renamed(names)).tried()
 
 
-def _column_names(model: Any, runner: ModelRunner) -> Sequence[str] | None:
+def _column_names(model: object, runner: ModelRunner) -> Sequence[str] | None:
     """Return the column names of a recommender model if there is one per input, else None."""
     model = getattr(model, "nano_source", None) or model
     columns = getattr(model, "feature_cols", None)
@@ -218,7 +226,7 @@ def _column_names(model: Any, runner: ModelRunner) -> Sequence[str] | None:
 
 def _of_path(
     path: Path,
-    sample: Any,
+    sample: object,
     inputs: str | None,
     thread_num: int | None,
     device: str | None,
@@ -336,7 +344,7 @@ def _of_openvino(
     return ModelRunner(network.infer, signature, "openvino", method, network=network)
 
 
-def _port_type(port: Any) -> tuple[np.dtype, tuple[int, ...]]:
+def _port_type(port: ov.Output) -> tuple[np.dtype, tuple[int, ...]]:
     element = port.get_element_type()
     is_text = element.get_type_name() == "string"
     dtype = np.dtype(object) if is_text else np.dtype(element.to_dtype())
@@ -355,7 +363,7 @@ def _of_onnx(
     return ModelRunner(network.infer, _with_ends(inputs, outputs, ends), "onnxruntime", method)
 
 
-def _onnx_spec(port: Any) -> TensorSpec:
+def _onnx_spec(port: NodeArg) -> TensorSpec:
     shape = tuple(size if isinstance(size, int) else -1 for size in port.shape)
     return TensorSpec(port.name, port_dtype(port), shape)
 
@@ -386,7 +394,7 @@ def output_names(structure: Structure) -> list[str]:
 
 def _of_model(
     model: Any,
-    sample: Any,
+    sample: object,
     method: str | None,
     inputs: str | None,
     thread_num: int | None,
@@ -434,7 +442,7 @@ def _of_model(
     return _of_module(model, sample, inputs, method)
 
 
-def _framework_of(model: Any) -> str:
+def _framework_of(model: object) -> str:
     modules = {base.__module__.partition(".")[0] for base in type(model).__mro__}
     if "keras" in modules:
         return "keras"
@@ -449,7 +457,7 @@ def _framework_of(model: Any) -> str:
 
 def _of_module(
     module: Any,
-    sample: Any,
+    sample: object,
     inputs: str | None = None,
     method: str = "original",
     specs: list[TensorSpec] | None = None,
@@ -514,7 +522,7 @@ def _writable(array: np.ndarray) -> np.ndarray:
     return array if array.flags.writeable and array.flags.c_contiguous else array.copy()
 
 
-def _flat_sample(module: Any, sample: Any) -> list[np.ndarray] | None:
+def _flat_sample(module: torch.nn.Module, sample: object) -> list[np.ndarray] | None:
     if sample is None:
         return None
     from bigdl.nano.pytorch.inference.source import TorchSource
@@ -533,7 +541,7 @@ def _graph_specs(meta: Mapping[str, Any]) -> list[TensorSpec] | None:
     ]
 
 
-def _of_keras(model: Any, model_type: str) -> ModelRunner:
+def _of_keras(model: keras.Model, model_type: str) -> ModelRunner:
     """Return a runner of a Keras model, accelerated or not."""
     network = getattr(model, "nano_network", None)
     if network is None:
@@ -558,7 +566,7 @@ def _of_keras(model: Any, model_type: str) -> ModelRunner:
     return ModelRunner(infer, Signature(inputs, outputs), "tensorflow", method or model_type)
 
 
-def _port_spec(port: Any) -> TensorSpec:
+def _port_spec(port: Port) -> TensorSpec:
     dtype = np.dtype(object) if port.dtype == "string" else np.dtype(port.dtype)
     sizes = [-1 if size is None else size for size in port.shape]
     return TensorSpec(port.name, dtype, tuple(sizes))

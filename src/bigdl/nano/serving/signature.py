@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 __all__ = ["Signature", "TensorSpec"]
 
@@ -127,7 +130,7 @@ class TensorSpec:
             expected in (-1, size) for expected, size in zip(self.shape, shape, strict=True)
         )
 
-    def checked(self, value: Any) -> np.ndarray:
+    def checked(self, value: ArrayLike) -> np.ndarray:
         """Convert a value to an array of this type and shape.
 
         Raises
@@ -233,7 +236,9 @@ class Signature:
         inputs = tuple(TensorSpec(name, spec.dtype, spec.shape) for name, spec in pairs)
         return Signature(inputs, self.outputs)
 
-    def arrays(self, inputs: Any, most_rows: int | None = None) -> list[np.ndarray]:
+    def arrays(
+        self, inputs: Mapping[str, ArrayLike] | ArrayLike, most_rows: int | None = None
+    ) -> list[np.ndarray]:
         """Return named inputs as checked arrays in the model's order.
 
         Parameters

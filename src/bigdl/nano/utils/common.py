@@ -3,6 +3,8 @@
 Importing this module has no side effects.
 """
 
+from __future__ import annotations
+
 import atexit
 import functools
 import importlib.metadata
@@ -310,7 +312,7 @@ def deprecated(
     return decorate
 
 
-def _flatten(nested: Any, out_list: list) -> list:
+def _flatten(nested: object, out_list: list) -> list:
     """Append the leaves of nested lists, tuples and mappings to `out_list`, in order."""
     if isinstance(nested, Mapping):
         nested = list(nested.values())
@@ -326,9 +328,9 @@ def latency_calculate_helper(
     iterrun: int,
     baseline_time: float,
     func: Callable[..., Any],
-    model: Any,
-    input_sample: Any,
-    *args: Any,
+    model: object,
+    input_sample: object,
+    *args: object,
 ) -> tuple[float, bool]:
     """Return the trimmed mean duration of ``func(model, input_sample, *args)``.
 

@@ -3,6 +3,8 @@
 They are thin wrappers around :mod:`bigdl.nano.pytorch.inference`.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -123,14 +125,14 @@ def get_conditional_args(
     ]
 
 
-def _types(value: Any) -> tuple[type, ...]:
+def _types(value: object) -> tuple[type, ...]:
     types = value if isinstance(value, (tuple, list)) else (value,)
     return tuple(type(None) if each is None else each for each in types)
 
 
 def get_input_example(
-    model: torch.nn.Module, input_sample: Any, forward_args: Sequence[str] | None = None
-) -> Any:
+    model: torch.nn.Module, input_sample: object, forward_args: Sequence[str] | None = None
+) -> object:
     """Return a sample of a module's input.
 
     Parameters
@@ -181,7 +183,7 @@ def get_input_example(
     return args[0] if len(args) == 1 else args
 
 
-def complement_input_sample(model: torch.nn.Module, input_sample: Any) -> tuple:
+def complement_input_sample(model: torch.nn.Module, input_sample: object) -> tuple:
     """Return the values of all arguments of forward, with defaults for missing ones.
 
     Parameters
@@ -226,7 +228,7 @@ def complement_input_sample(model: torch.nn.Module, input_sample: Any) -> tuple:
 
 def export_to_onnx(
     model: torch.nn.Module,
-    input_sample: Any = None,
+    input_sample: object = None,
     onnx_path: str = "model.onnx",
     dynamic_axes: bool | Mapping = True,
     **kwargs: Any,
@@ -265,7 +267,7 @@ def export_to_onnx(
 
 def jit_convert(
     model: torch.nn.Module,
-    input_sample: Any = None,
+    input_sample: object = None,
     jit_method: str | None = None,
     jit_strict: bool = True,
     example_kwarg_inputs: Mapping | None = None,
@@ -322,7 +324,7 @@ def jit_convert(
 
 
 def _traced(
-    model: torch.nn.Module, sample: Any, example_kwargs: Mapping | None, strict: bool
+    model: torch.nn.Module, sample: object, example_kwargs: Mapping | None, strict: bool
 ) -> torch.jit.ScriptModule:
     args, kwargs = sample_arguments(model, () if sample is None else sample, example_kwargs)
     if not args and not kwargs:
@@ -336,7 +338,7 @@ def _traced(
     return torch.jit.trace(model, **inputs, strict=strict, check_trace=False)
 
 
-def patch_attrs_from_model_to_object(model: torch.nn.Module, instance: Any) -> None:
+def patch_attrs_from_model_to_object(model: torch.nn.Module, instance: object) -> None:
     """Copy a module's public attributes to another object, except those of ``nn.Module``.
 
     Existing attributes of the object stay.
@@ -410,12 +412,12 @@ class MetaData:
     """
 
     @staticmethod
-    def construct_matadata(outputs: Any) -> Structure:
+    def construct_matadata(outputs: object) -> Structure:
         """Return the nesting of the tensors in `outputs`, which ``to_json`` serializes."""
         return flatten(outputs)[1]
 
     @staticmethod
-    def reconstruct_output(outputs: Sequence[Any], metadata: Structure) -> Any:
+    def reconstruct_output(outputs: Sequence[object], metadata: Structure) -> object:
         """Nest a flat sequence of tensors or ndarrays according to `metadata`.
 
         A single tensor need not be in a sequence.

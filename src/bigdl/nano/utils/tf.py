@@ -1,8 +1,10 @@
 """Helpers for Keras models, under the names of BigDL 2.x."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.errors import UsageError, require
 
@@ -17,10 +19,15 @@ from bigdl.nano.lazy_names import public_names  # noqa: E402
 from bigdl.nano.tf.serialization import compiled_like, is_of_keras  # noqa: E402
 from bigdl.runtime.launch import launch  # noqa: E402
 
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
+
 KERAS_VERSION_LESS_2_9 = KERAS_VERSION_LESS_2_10 = False
 
 
-def patch_attrs(target: Any, source: keras.Model) -> Any:
+def patch_attrs(target: T, source: keras.Model) -> T:
     """Copy the public attributes and methods that a user added to `source` to `target`.
 
     Existing attributes of the object stay.
@@ -161,7 +168,11 @@ def _call(rank: int, target: Callable, args: tuple, envs: Sequence[Mapping] | No
     return target(*args)
 
 
-def as_dataset(x: Any, y: Any = None, batch_size: int | None = None) -> tf.data.Dataset:
+def as_dataset(
+    x: Any,
+    y: Any = None,
+    batch_size: int | None = None,
+) -> tf.data.Dataset:
     """Return rows of ``x`` and ``y`` as a ``tf.data.Dataset`` of ``(x, y)``, or of ``x`` alone.
 
     Parameters

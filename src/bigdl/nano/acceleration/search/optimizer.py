@@ -44,6 +44,8 @@ from bigdl.training.progress import items_progress
 if TYPE_CHECKING:
     import pandas
 
+    from bigdl.common.types import StrPath
+
 Model = TypeVar("Model")
 # Arguments of ``quantize`` that hold the model or select the method.
 _SELECTION = {
@@ -173,7 +175,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         """Warn if a model in a lower precision is slower than the original on the sample."""
 
     @classmethod
-    def _check_model(cls, model: Any, method: Method | None = None) -> None:
+    def _check_model(cls, model: object, method: Method | None = None) -> None:
         """Raise UsageError if `model` has the wrong type, or is accelerated but must not be."""
         if not isinstance(model, cls._model_class):
             raise UsageError(
@@ -225,7 +227,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         """
         return self._searched("optimization result", "results").to_pandas()
 
-    def plot(self, path: Any) -> None:
+    def plot(self, path: StrPath) -> None:
         """Plot the usable methods by latency and accuracy.
 
         Parameters

@@ -28,7 +28,7 @@ from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bigdl.common.checks import check_number
 from bigdl.common.drawing import AxisScale, Chart
@@ -38,6 +38,9 @@ from bigdl.nano.acceleration.median_interval import MedianInterval
 from bigdl.nano.acceleration.method import ORIGINAL, Method
 from bigdl.nano.acceleration.precision import Precision
 from bigdl.nano.acceleration.search.trial import LatencyMeasurement, SearchOptions, Trial
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def choose(
@@ -210,7 +213,7 @@ class Results(UserDict[str, Trial]):
         low, high = (trial.speedup if bound is None else bound for bound in bounds)
         return MedianInterval(trial.speedup, low, high)
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pd.DataFrame:
         """Return a table with one row per method.
 
         Returns
@@ -397,7 +400,7 @@ def _title(trial) -> str:
 _LIBRARIES = {"torch", "numpy", "pandas", "pytorch_lightning", "lightning", "torchmetrics"}
 
 
-def fingerprint(*objects: Any) -> str | None:
+def fingerprint(*objects: object) -> str | None:
     """Return a digest of objects, or None if one cannot be pickled.
 
     Parameters
@@ -480,7 +483,7 @@ class _DigestPickler(pickle.Pickler):
         return [texts, function.__defaults__, function.__kwdefaults__, cells, used]
 
 
-def _functions_in(member: Any) -> list[FunctionType]:
+def _functions_in(member: object) -> list[FunctionType]:
     member = getattr(member, "__func__", member)  # of a staticmethod or a classmethod
     functions = (member.fget, member.fset) if isinstance(member, property) else (member,)
     return [each for each in functions if isinstance(each, FunctionType)]
@@ -494,7 +497,7 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
             yield from _codes_in(constant)
 
 
-def _text_of(constant: Any) -> str:
+def _text_of(constant: object) -> str:
     if isinstance(constant, CodeType):
         return "code"
     # the order of a set differs from process to process

@@ -218,7 +218,7 @@ class Bench(abc.ABC):
         """Return the original's results on several inputs, to determine their typical magnitude."""
         return [probe.expected for probe in self._source.probes(self._options)]
 
-    def alternative(self, batch: ModelBatch) -> Any:
+    def alternative(self, batch: ModelBatch) -> object:
         """Return the original's result from an equally valid code path, or None."""
         return None
 
@@ -315,7 +315,7 @@ class SearchOptions:
                 check_positive(name, value)
 
 
-def check_member(name: str, value: Any, allowed: tuple) -> None:
+def check_member(name: str, value: object, allowed: tuple) -> None:
     """Raise UsageError for an unknown accelerator or precision."""
     if value not in allowed:
         raise UsageError(
@@ -326,7 +326,7 @@ def check_member(name: str, value: Any, allowed: tuple) -> None:
         )
 
 
-def _check_tuple(name: str, values: Any, allowed: tuple, wrong_form: str) -> None:
+def _check_tuple(name: str, values: object, allowed: tuple, wrong_form: str) -> None:
     if values is None:
         return
     if not isinstance(values, tuple):
@@ -468,7 +468,7 @@ class Trial:
         return self.status in ("successful", "early stopped")
 
 
-def _difference(result: Any, reference: Any, others: Sequence[Any] = ()) -> float:
+def _difference(result: object, reference: object, others: Sequence[object] = ()) -> float:
     """Return the largest deviation from a reference, relative to the reference's largest value.
 
     If the values of other samples are larger, the deviation is relative to their median maximum.
@@ -499,7 +499,7 @@ def _largest(index: int, expected: list, others: Sequence[Any]) -> float:
     return float(median(each.max(initial=0.0) for each in arrays))
 
 
-def _deviation(value: Any, reference: Any, largest: float = 0.0) -> float:
+def _deviation(value: object, reference: object, largest: float = 0.0) -> float:
     value, reference = (np.asarray(as_array(x)).astype(np.float64) for x in (value, reference))
     if value.shape != reference.shape:
         raise UsageError(
@@ -630,7 +630,7 @@ class _Attempt:
             return max(point.batch_size / point.latency.middle for point in points)
         return points[0].speedup.middle
 
-    def _save(self, model: Any) -> None:
+    def _save(self, model: object) -> None:
         self.trial.stage = "save"
         self.report_stage("save")
         try:

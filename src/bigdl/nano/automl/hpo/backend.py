@@ -1,7 +1,9 @@
 """Optuna samplers, pruners and studies for a search, created by name."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.nano.searchable import suggested
 from bigdl.tuning import (
@@ -11,6 +13,14 @@ from bigdl.tuning import (
     create_sampler,
     open_study,
 )
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.trial import Trial
+
+T = TypeVar("T")
 
 __all__ = ["OptunaBackend", "PrunerType", "SamplerType", "create_hpo_backend"]
 
@@ -30,15 +40,15 @@ class OptunaBackend:
 
     @staticmethod
     def create_sampler(
-        sampler_type: Any = SamplerType.TPE, kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        sampler_type: str = SamplerType.TPE, kwargs: Mapping[str, Any] | None = None
+    ) -> BaseSampler:
         """Return a sampler; see :func:`bigdl.tuning.create_sampler`."""
         return create_sampler(sampler_type, **(kwargs or {}))
 
     @staticmethod
     def create_pruner(
-        pruner_type: Any = PrunerType.Nop, kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        pruner_type: str = PrunerType.Nop, kwargs: Mapping[str, Any] | None = None
+    ) -> BasePruner:
         """Return a pruner; see :func:`bigdl.tuning.create_pruner`."""
         return create_pruner(pruner_type, **(kwargs or {}))
 
@@ -50,14 +60,14 @@ class OptunaBackend:
         study_name: str | None = None,
         load_if_exists: bool = False,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Study:
         """Return a study; see :func:`bigdl.tuning.open_study`."""
         return open_study(
             name=study_name, directions=directions or [direction], resume=load_if_exists, **kwargs
         )
 
     @staticmethod
-    def instantiate(trial: Any, obj: Any) -> Any:
+    def instantiate(trial: Trial, obj: T) -> T:
         """Replace the search spaces in an object with the suggestions of a trial.
 
         Parameters

@@ -73,7 +73,7 @@ class SimpleSpace(Space, Domain):
 
     @property
     @abc.abstractmethod
-    def default_parameter(self) -> Any:
+    def default_parameter(self) -> float | str:
         """Default value in the format in which a trial reports it."""
 
     @property
@@ -108,7 +108,7 @@ class Categorical(SimpleSpace):
     {'hidden': Categorical(0, Int(8, 64)), 'hidden▁1': Int(8, 64)}
     """
 
-    def __init__(self, *choices: Any, prefix: str | None = None):
+    def __init__(self, *choices: object, prefix: str | None = None):
         if len(choices) == 1 and isinstance(choices[0], (list, tuple)):
             choices = tuple(choices[0])
         if not choices:
@@ -124,14 +124,14 @@ class Categorical(SimpleSpace):
         return distributions.CategoricalDistribution(self.labels)
 
     @property
-    def default_parameter(self) -> Any:
+    def default_parameter(self) -> float | str:
         return self.labels[0]
 
     @property
     def grid(self) -> list[Any]:
         return list(self.labels)
 
-    def value(self, parameter: Any) -> Any:
+    def value(self, parameter: object) -> Any:
         for label, choice in zip(self.labels, self.choices, strict=True):
             # Accept equal values of other types, as 1 for 1.0, and the choice instead of its label.
             if label == parameter or choice is parameter:
@@ -303,7 +303,7 @@ class NestedSpace(Space):
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, part: Any) -> Any:
+    def __getitem__(self, part: int | str) -> Any:
         return self.data[part]
 
 
@@ -327,7 +327,7 @@ class List(NestedSpace):
     {'kernel': [1, 4, 1]}
     """
 
-    def __init__(self, *spaces: Any, prefix: str | None = None):
+    def __init__(self, *spaces: object, prefix: str | None = None):
         self.data = list(spaces)
         self.prefix = prefix
 
@@ -353,7 +353,7 @@ class Dict(NestedSpace):
     {'depth': 2, 'rounds': 100}
     """
 
-    def __init__(self, **spaces: Any):
+    def __init__(self, **spaces: object):
         self.data = dict(spaces)
 
     def __repr__(self) -> str:
@@ -373,7 +373,7 @@ def _labels(choices: Sequence[Any]) -> list[Any]:
     return labels
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     named = isinstance(value, type) or callable(value)
     return getattr(value, "__qualname__", repr(value)) if named else repr(value)
 

@@ -4,15 +4,23 @@ Charts are Plotly objects if Plotly is installed, else Matplotlib axes. Paramete
 names of BigDL 2.x, which end in ``▁choice`` for categorical spaces.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import require
 from bigdl.nano.lazy_names import public_names
 from bigdl.nano.searchable import SPLITTER
 from bigdl.tuning.study import without_experimental_warnings
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from optuna import Study
+    from plotly.graph_objects import Figure
 
 _OLD_ENDING = f"{SPLITTER}choice"
 
@@ -30,7 +38,7 @@ def is_available() -> bool:
 
 
 def _chart(name: str, arguments: str = "study") -> Callable[..., Any]:
-    def plot(study: Any, *args: Any, **kwargs: Any) -> Any:
+    def plot(study: Study, *args: object, **kwargs: object) -> Figure:
         args = tuple(_current_names(value) for value in args)
         if "params" in kwargs:
             kwargs["params"] = _current_names(kwargs["params"])
@@ -66,14 +74,14 @@ def _chart(name: str, arguments: str = "study") -> Callable[..., Any]:
 
 
 @functools.cache
-def _library() -> Any:
+def _library() -> ModuleType:
     if importlib.util.find_spec("plotly"):
         return require("optuna.visualization", "automl")
     require("matplotlib", "automl")
     return require("optuna.visualization.matplotlib", "automl")
 
 
-def _current_names(value: Any) -> Any:
+def _current_names(value: object) -> object:
     if isinstance(value, str):
         return value.removesuffix(_OLD_ENDING)
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,10 @@
 """Keras models whose hyper-parameters are searched before training."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -14,6 +16,11 @@ from bigdl.nano.searchable import AutoObject, spaces_in, with_config
 from bigdl.nano.searching import Searcher, split_arguments
 from bigdl.nano.tf.keras import models
 from bigdl.tuning.spaces import Lazy, holds_lazy
+
+if TYPE_CHECKING:
+    from typing import SupportsIndex
+
+    from bigdl.common.types import Tensors
 
 __all__ = ["Model", "Searchable", "SearchableClass", "Sequential"]
 
@@ -60,7 +67,7 @@ class Searchable(_ModelProxy, Searcher):
         self._fit_spaces: dict[str, Any] = {}
         self._fit_chosen: dict[str, Any] = {}
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: object, **kwargs: object) -> None:
         """Record the arguments of ``compile`` for each trial.
 
         Parameters
@@ -180,7 +187,7 @@ class Searchable(_ModelProxy, Searcher):
             del arguments[name]
         return model.fit(**self._fit_chosen | arguments)
 
-    def to_yaml(self, **kwargs: Any) -> str:
+    def to_yaml(self, **kwargs: object) -> str:
         """Raise a UsageError that recommends ``to_json``, since Keras 3 has no YAML."""
         raise UsageError(
             "Keras 3 writes no YAML; use to_json(), which keras.models reads", code="unsupported"
@@ -204,7 +211,7 @@ class Searchable(_ModelProxy, Searcher):
         if not inputs:
             return None
 
-        def spec(tensor: Any) -> Any:
+        def spec(tensor: tf.Tensor) -> tf.TensorSpec:
             rows = None if dynamic_batch else tensor.shape[0]
             return tf.TensorSpec((rows, *tensor.shape[1:]), tensor.dtype, name=tensor.name)
 
@@ -229,23 +236,23 @@ class Searchable(_ModelProxy, Searcher):
             )
         return getattr(self._resolve(), name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         is_local = name.startswith("_") or self._model is None or hasattr(type(self), name)
         if is_local:
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # Once built, copies and pickles are those of the real model.
         if self._model is None:
             return super().__reduce_ex__(protocol)
         return self._model.__reduce_ex__(protocol)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._resolve()(*args, **kwargs)
 
-    def _resolve(self) -> Any:
+    def _resolve(self) -> keras.Model:
         if self._model is not None:
             return self._model
         if self.study is not None:
@@ -309,7 +316,7 @@ class Sequential(Searchable):
 
         super().__init__(recipe)
 
-    def add(self, layer: Any) -> None:
+    def add(self, layer: keras.Layer | Lazy) -> None:
         """Add a layer on top of the stack."""
         if not (isinstance(layer, Lazy) or _is_layer(layer)):
             raise UsageError(
@@ -320,7 +327,7 @@ class Sequential(Searchable):
         self._stack.append(layer)
         self._model = None
 
-    def pop(self) -> Any:
+    def pop(self) -> keras.Layer | Lazy:
         """Remove the last layer and return it."""
         if not self._stack:
             raise UsageError("There are no layers in the model", code="state")
@@ -352,7 +359,9 @@ class Model(Searchable):
     >>> hpo_config.disable_hpo_tf()
     """
 
-    def __init__(self, inputs: Any = None, outputs: Any = None, name: str | None = None):
+    def __init__(
+        self, inputs: Tensors | None = None, outputs: Tensors | None = None, name: str | None = None
+    ):
         if inputs is None or outputs is None:
             raise UsageError(
                 "Model needs inputs and outputs; to search a subclass of keras.Model, decorate it "
@@ -392,21 +401,21 @@ class SearchableClass(Searchable):
     bigdl.common.errors.UsageError: Model is not actually built yet, so it has no summary; ...
     """
 
-    def __init__(self, cls: type, /, *args: Any, **kwargs: Any):
+    def __init__(self, cls: type, /, *args: object, **kwargs: object):
         recipe = AutoObject(cls, *args, **kwargs)
         super().__init__(lambda: recipe)
 
 
-def _is_layer(value: Any) -> bool:
+def _is_layer(value: object) -> bool:
     """Return True if a value is a Keras layer or a symbolic tensor."""
     return isinstance(value, (keras.layers.Layer, keras.KerasTensor))
 
 
-def _holds_layers(value: Any) -> bool:
+def _holds_layers(value: object) -> bool:
     """Return True if a value holds existing layers, which trials must not share."""
     seen: set[int] = set()
 
-    def holds(part: Any) -> bool:
+    def holds(part: object) -> bool:
         if id(part) in seen:
             return False
         seen.add(id(part))
@@ -425,7 +434,7 @@ def _unbuilt(layer: keras.layers.Layer) -> keras.layers.Layer:
     return layer if layer.built else type(layer).from_config(layer.get_config())
 
 
-def _made(name: str, /, *, cloned: bool, **arguments: Any) -> Any:
+def _made(name: str, /, *, cloned: bool, **arguments: object) -> keras.Model:
     """Build a Keras model; with `cloned`, return a clone with the same weights."""
     model = getattr(models, name)(**arguments)
     if not cloned:

@@ -124,7 +124,7 @@ def _names(compiled: Mapping[str, Any]) -> list[str] | None:
     return [_name(metric) for metric in metrics]
 
 
-def _name(metric: Any) -> str:
+def _name(metric: object) -> str:
     if isinstance(metric, str):
         return metric
     name: Any = getattr(metric, "name", None)
@@ -164,7 +164,7 @@ def _check_name(name: str, metrics: list[str] | None, validated: bool) -> None:
     )
 
 
-def _direction(name: str, direction: Any) -> str:
+def _direction(name: str, direction: object) -> str:
     plain = name.removeprefix(_VALIDATION).lower()
     natural = None
     if any(plain == each or plain.startswith((each, f"{each}_")) for each in _BEST_HIGH):
@@ -297,7 +297,7 @@ class KerasObjective:
         return self.target.of_history(history.history)
 
 
-def _copies(callbacks: Any) -> list[Any]:
+def _copies(callbacks: object) -> list[Any]:
     """Return copies of the callbacks for one trial, since concurrent trials must not share them."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -310,7 +310,7 @@ def _copies(callbacks: Any) -> list[Any]:
         return copy.deepcopy(originals, models)
 
 
-def compiled(made: Mapping[str, Any]) -> Any:
+def compiled(made: Mapping[str, Any]) -> keras.Model:
     """Return the compiled model of a trial.
 
     Parameters

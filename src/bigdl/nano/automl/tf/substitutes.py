@@ -5,6 +5,8 @@ result of another one, so that a graph with one search space is lazy as a whole.
 constructor of a subclassed model, which runs once all spaces are chosen, creates real layers.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 import inspect
@@ -63,7 +65,7 @@ class LazyClass:
         self._cls = cls
         functools.update_wrapper(self, cls, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return called(self._cls, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -71,7 +73,7 @@ class LazyClass:
             raise AttributeError(name)
         return getattr(self._cls, name)
 
-    def __instancecheck__(self, instance: Any) -> bool:
+    def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, self._cls)
 
     def __subclasscheck__(self, subclass: type) -> bool:
@@ -90,7 +92,7 @@ class LazyClass:
 class LazyLayerClass(LazyClass):
     """Replacement for a layer class; calls return lazy layers."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         if _is_chosen.get():
             return super().__call__(*args, **kwargs)
         return LazyLayer(self._cls, *args, **kwargs)
@@ -99,7 +101,7 @@ class LazyLayerClass(LazyClass):
 class LazyLayer(AutoObject):
     """A layer that is created once its arguments are chosen; calls return lazy tensors."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> AutoObject:
+    def __call__(self, *args: object, **kwargs: object) -> AutoObject:
         return AutoObject(operator.call, self, *args, **kwargs)
 
 

@@ -3,6 +3,8 @@
 Jiang et al., Accelerating Deep Learning by Focusing on the Biggest Losers, 2019.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +109,7 @@ def select_using_loss(
     percentiles = (torch.argsort(torch.argsort(losses)) + 0.5) / count
     kept = torch.multinomial(percentiles ** (1 / keep - 1), max(1, int(keep * count)))
     kept = kept.to(target.device)
-    return type(batch)(tensor[kept] for tensor in batch)
+    return type(batch)(tensor[kept] for tensor in batch)  # type: ignore[call-arg]
 
 
 class SelectiveBackprop(pl.Callback):

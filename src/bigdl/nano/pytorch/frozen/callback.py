@@ -1,7 +1,10 @@
 """Lightning callback that accelerates frozen layers during a fit."""
 
+from __future__ import annotations
+
 import copy
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -232,7 +235,7 @@ def _has_index(loader: object) -> bool:
 
 def _loader_of_features(
     trainer: Trainer, prefix: FrozenPrefix, loader: Any, directory: str | os.PathLike
-) -> Any:
+) -> DataLoader:
     """Return a loader of cached features, or the original loader if features cannot be cached.
 
     Parameters
@@ -269,7 +272,7 @@ def _loader_of_features(
     return loader if features is None else _with_dataset(loader, features)
 
 
-def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
+def _why_not_cached(trainer: Trainer, loader: object) -> str | None:
     """Return why cached features cannot replace the samples, or None if they can."""
     if type(loader) is not DataLoader:
         return f"the training data are a {type(loader).__name__}, not a DataLoader"
@@ -303,7 +306,7 @@ def _with_dataset(loader: DataLoader, features: CachedFeatures) -> DataLoader:
     return other
 
 
-def _watch_batch(prefix: FrozenPrefix, batch: Any) -> RemovableHandle:
+def _watch_batch(prefix: FrozenPrefix, batch: Iterable[object]) -> RemovableHandle:
     """Register a hook that raises UsageError if the training step changes a batch of features.
 
     Parameters

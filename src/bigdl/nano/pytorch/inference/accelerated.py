@@ -315,7 +315,7 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
                 f"{self._attribute_owner()!r} object has no attribute {name!r}"
             ) from None
 
-    def nano_generate(self, source: torch.nn.Module, *args: object, **kwargs: object) -> Any:
+    def nano_generate(self, source: torch.nn.Module, *args: object, **kwargs: object) -> object:
         """Generate tokens with the accelerated code of a transformers model.
 
         Raises

@@ -6,18 +6,22 @@ predictable name. On a shared machine another user could create it first. BigDL 
 environment is restored afterwards.
 """
 
+from __future__ import annotations
+
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.private_folders import private_cache
 from bigdl.common.program_state import SharedChange
+
+T = TypeVar("T")
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _TRITON = "TRITON_CACHE_DIR"
@@ -59,7 +63,9 @@ def compiled(function: Callable, *, dynamic: bool | None = None) -> Callable:
         return torch.compile(function, dynamic=dynamic, backend=_compile_graph)
 
 
-def _compile_graph(graph: Any, inputs: Any, **options: Any) -> object:
+def _compile_graph(
+    graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], **options: Any
+) -> object:
     """Compile a graph with TorchInductor, and its backward pass on first use."""
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -68,6 +74,6 @@ def _compile_graph(graph: Any, inputs: Any, **options: Any) -> object:
         return compile_fx(graph, inputs, inner_compile=inner, **options)
 
 
-def _compile_part(compile_inner: Callable, *args: object, **options: object) -> Any:
+def _compile_part(compile_inner: Callable[..., T], *args: object, **options: object) -> T:
     with inductor_cache():
         return compile_inner(*args, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from transformers import Cache, DynamicCache
@@ -11,6 +11,9 @@ from transformers.cache_utils import DynamicLayer
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.openvino.stateful import NetworkState
+
+if TYPE_CHECKING:
+    from bigdl.nano.openvino.network import CompiledNetwork
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one layer."""
@@ -122,7 +125,7 @@ class StateLayer(DynamicLayer):
             self.state.select(indices.numpy())
 
 
-def state_of(cache: Cache, network: Any, layers: int) -> NetworkState:
+def state_of(cache: Cache, network: CompiledNetwork, layers: int) -> NetworkState:
     """Return the OpenVINO state that stores a cache's content; create it if the cache has none.
 
     Parameters

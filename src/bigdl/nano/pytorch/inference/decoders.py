@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -39,6 +39,12 @@ from bigdl.nano.pytorch.inference.source import (
     split_batch,
     state_restored,
 )
+
+if TYPE_CHECKING:
+    from transformers import GenerationMixin
+    from transformers.cache_utils import Cache
+
+    from bigdl.nano.acceleration.method import RuntimeNetwork
 
 # Name of the cache in forward and in its result; it differs between versions of transformers.
 _CACHE_NAMES = ("cache", "past_key_values")
@@ -299,7 +305,9 @@ class DecoderModel(AcceleratedModel, abc.ABC):
     nano_class: type
     nano_layers: int
 
-    def __init__(self, network: Any, model_class: type, facts: Mapping[str, Any], **keywords: Any):
+    def __init__(
+        self, network: RuntimeNetwork, model_class: type, facts: Mapping[str, Any], **keywords: Any
+    ):
         super().__init__(**keywords)
         self.nano_network = network
         self.nano_class = model_class
@@ -337,7 +345,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
     @classmethod
     def nano_loaded(
         cls,
-        network: object,
+        network: Any,
         model_class: type,
         facts: Mapping[str, Any],
         threads: int | None,
@@ -357,14 +365,14 @@ class DecoderModel(AcceleratedModel, abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def nano_network_of(step: object, layers: int) -> object:
+    def nano_network_of(step: Any, layers: int) -> RuntimeNetwork:
         """Return the network of `step`, the accelerated model of one decoding step."""
 
     @abc.abstractmethod
-    def nano_step(self, cache: object, inputs: list[np.ndarray]) -> np.ndarray:
+    def nano_step(self, cache: Cache, inputs: list[np.ndarray]) -> np.ndarray:
         """Return the logits of new tokens and store their keys and values in the cache."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> object:
         """Run the model; its runtime applies thread count and precision."""
         return self.nano_run(args, kwargs)
 
@@ -446,7 +454,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
             arrays.append(as_array(positions.expand(rows, -1).contiguous()))
         return arrays
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, *args: Any, **kwargs: Any) -> object:
         """Generate tokens; accepts all arguments of the original model's ``generate``.
 
         Parameters
@@ -538,7 +546,7 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
             compiled.additional_config,
         )
 
-    def nano_step(self, cache: Any, inputs: list[np.ndarray]) -> np.ndarray:
+    def nano_step(self, cache: Cache, inputs: list[np.ndarray]) -> np.ndarray:
         from bigdl.nano.pytorch.inference.decoder_cache import state_of
 
         state = state_of(cache, self.nano_network, self.nano_layers)
@@ -611,7 +619,7 @@ class ONNXRuntimeDecoderModel(OnnxRuntimeFacade, DecoderModel):
     def nano_network_of(step: Any, layers: int) -> OnnxNetwork:
         return step.nano_network
 
-    def nano_step(self, cache: Any, inputs: list[np.ndarray]) -> np.ndarray:
+    def nano_step(self, cache: Cache, inputs: list[np.ndarray]) -> np.ndarray:
         from bigdl.nano.pytorch.inference.decoder_cache import fill, pairs_of
 
         pairs = pairs_of(cache)
@@ -649,7 +657,7 @@ def _generator_class(model_class: type) -> type:
     """Return a subclass of the user's class without weights, with an accelerated forward."""
 
     @functools.wraps(model_class.forward)  # type: ignore[attr-defined]
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: object, *args: object, **kwargs: object) -> object:
         return vars(self)["accelerated"](*args, **kwargs)
 
     members = {
@@ -660,7 +668,7 @@ def _generator_class(model_class: type) -> type:
     return type(model_class.__name__, (model_class,), members)
 
 
-def _generator(model: DecoderModel) -> Any:
+def _generator(model: DecoderModel) -> GenerationMixin:
     """Return an object of the user's class that generates tokens with an accelerated model."""
     generator_class: Any = _generator_class(model.nano_class)
     generator = generator_class.__new__(generator_class)

@@ -9,6 +9,8 @@ optimizations. Methods with ``ipex`` in their names use it only if the installed
 torch; otherwise TorchInductor compiles the graph with frozen weights.
 """
 
+from __future__ import annotations
+
 import abc
 import copy
 import logging
@@ -18,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -308,7 +310,7 @@ class TorchaoMethod(_Int8Method):
 
     config: str = ""
 
-    def build(self, source: TorchSource, options: BuildOptions) -> Any:
+    def build(self, source: TorchSource, options: BuildOptions) -> torch.nn.Module:
         import torchao.quantization as torchao
 
         module = copy.deepcopy(source.model).eval()

@@ -7,6 +7,8 @@ and loops. If OpenVINO cannot convert these, the module is converted through ONN
 are simpler.
 """
 
+from __future__ import annotations
+
 import copy
 import importlib
 import inspect

@@ -3,9 +3,12 @@
 :mod:`bigdl.nano.acceleration.saved` defines the format of a directory.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +24,9 @@ from bigdl.nano.pytorch.inference.accelerated import (
     remember_settings,
     save_weights,
 )
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 _COMPRESSIONS = ("fp32", "bf16")
 _PLAIN = "PytorchModel"
@@ -76,7 +82,7 @@ def save_model(model: torch.nn.Module, path: str | os.PathLike, compression: str
 
 
 def load_model(
-    path: Any,
+    path: str | os.PathLike | Mapping[str, BinaryIO],
     model: torch.nn.Module | None = None,
     input_sample: object = None,
     inplace: bool = False,

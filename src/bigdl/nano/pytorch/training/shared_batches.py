@@ -11,7 +11,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 from torch.utils.data import (
@@ -23,11 +23,23 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+T = TypeVar("T")
+
 __all__ = ["SharedBatches", "with_shared_batches"]
 
 _STEPS = 256  # drawn and sent at once; samplers may be long or infinite
 
 Step = list[list[Any]]
+
+
+class SharedSource(Protocol):
+    """A sampler of rows, or of batches of rows."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
 """The indices of one batch for each process."""
 
 
@@ -54,7 +66,7 @@ class SharedBatches(Sampler[list[Any]]):
 
     def __init__(
         self,
-        source: Any,
+        source: SharedSource,
         rank: int,
         world_size: int,
         batch_size: int | None = None,
@@ -146,7 +158,7 @@ def _split_batch(batch: list[Any], count: int) -> Step:
     return [batch[part::count] for part in range(count)]
 
 
-def with_shared_batches(loader: object, rank: int, world_size: int) -> Any:
+def with_shared_batches(loader: T, rank: int, world_size: int) -> T | DataLoader:
     """Return a copy of a loader whose custom sampler is shared by all processes.
 
     Any other loader is returned unchanged: Lightning distributes sequential and shuffled rows
@@ -218,9 +230,11 @@ def _shared_batches_of(loader: DataLoader, rank: int, world_size: int) -> Shared
     if _is_standard(loader.sampler):
         return None
     if batches is None:
-        return SharedBatches(loader.sampler, rank, world_size, 1, merge_last=False)
+        return SharedBatches(
+            cast("SharedSource", loader.sampler), rank, world_size, 1, merge_last=False
+        )
     size, drop_last = cast("int", loader.batch_size), loader.drop_last
-    return SharedBatches(loader.sampler, rank, world_size, size, drop_last)
+    return SharedBatches(cast("SharedSource", loader.sampler), rank, world_size, size, drop_last)
 
 
 def _is_standard(sampler: object) -> bool:

@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
 
 import keras
 import numpy as np
@@ -42,6 +42,10 @@ from bigdl.nano.tf.inference.source import (
 )
 from bigdl.nano.tf.serialization import compiled_like
 from bigdl.runtime.keras_objects import KerasArchive
+
+if TYPE_CHECKING:
+    import openvino as ov
+    from tf2onnx.graph import Graph, Node
 
 openvino = LazyModule("openvino", "nano")
 
@@ -507,7 +511,7 @@ def _converted(source: KerasSource, folder: Path) -> object:
 
 
 def _in_order(
-    network: Any,  # openvino.Model
+    network: ov.Model,  # openvino.Model
     source: KerasSource,
     inputs: list[str],
     outputs: list[str],
@@ -540,7 +544,7 @@ def _named(ports: list, names: list[str]) -> list:
     return [by_name.get(name.removesuffix(":0")) for name in names]
 
 
-def _erfc(context: Any, node: Any, name: str, arguments: object) -> None:
+def _erfc(context: Graph, node: Node, name: str, arguments: object) -> None:
     """Convert ``erfc(x)``, a part of GELU that ONNX lacks, to ``1 - erf(x)``."""
     from tf2onnx import utils
 

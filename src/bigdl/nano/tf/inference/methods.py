@@ -1,9 +1,11 @@
 """Acceleration methods for Keras models, in the order in which ``optimize`` tries them."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bigdl.nano.acceleration import autotune
 from bigdl.nano.acceleration.method import (
@@ -27,6 +29,9 @@ from bigdl.nano.tf.inference.accelerated import (
     to_openvino,
 )
 from bigdl.nano.tf.inference.source import KerasSource
+
+if TYPE_CHECKING:
+    import openvino as ov
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class StaticInt8(QuantizedOpenVINOMethod):
 
     accelerator: str | None = None
 
-    def model_of(self, network: Any, source: ModelSource, options: BuildOptions) -> object:
+    def model_of(self, network: ov.Model, source: ModelSource, options: BuildOptions) -> object:
         is_set = "INFERENCE_PRECISION_HINT" in (options.openvino_config or {})
         if is_set or options.device != "CPU" or not supports_bf16():
             return super().model_of(network, source, options)

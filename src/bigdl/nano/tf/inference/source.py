@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import keras
 import numpy as np
@@ -29,6 +29,9 @@ from bigdl.nano.acceleration.structure import (
     read,
     refuse_objects,
 )
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _OF_KERAS = ("training", "mask")
 
@@ -176,7 +179,7 @@ def as_array(value: object, port: Port | None = None) -> np.ndarray:
     return array
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Replace Keras' tracked containers in nested tensors by builtin ones."""
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
@@ -204,13 +207,13 @@ def _is_spec(value: object) -> bool:
     return False
 
 
-def _port(spec: Any, name: str) -> Port:
+def _port(spec: tf.TensorSpec, name: str) -> Port:
     dtype = getattr(spec.dtype, "name", None) or str(spec.dtype)
     shape = tuple(None if size is None else int(size) for size in spec.shape)
     return Port(name, (None, *shape[1:]), dtype)
 
 
-def _parameters(model: Any) -> list[str]:
+def _parameters(model: keras.Model) -> list[str]:
     """Return the names of the positional parameters of ``call`` that are inputs."""
     return [
         name
@@ -390,7 +393,7 @@ class KerasSource:
         return self.model(*self.inputs.pack(tensors), training=False)
 
     @cached_property
-    def graph(self) -> Any:
+    def graph(self) -> tf.types.experimental.PolymorphicFunction:
         """``tf.function`` of the model with flat inputs and outputs."""
         tf = require("tensorflow", "tf")
 
@@ -403,7 +406,7 @@ class KerasSource:
         return tf.function(flat, input_signature=specs, autograph=False)
 
     @cached_property
-    def concrete(self) -> Any:
+    def concrete(self) -> tf.types.experimental.ConcreteFunction:
         """Concrete function of :attr:`graph`."""
         name = type(self.model).__name__
         sentence = f"{name} cannot be called with its input in a graph"

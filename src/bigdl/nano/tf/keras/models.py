@@ -14,6 +14,7 @@ __all__ = ["Model", "Sequential"]
 
 if TYPE_CHECKING:
     from keras import Model as _Base
+
 else:
     _Base = object
 

@@ -1,5 +1,7 @@
 """Adam for models with large embeddings and dense layers."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import keras
@@ -65,7 +67,9 @@ class SparseAdam(keras.optimizers.Adam):
             )
         super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, name=name, **kwargs)
 
-    def update_step(self, gradient: object, variable: Any, learning_rate: object) -> None:
+    def update_step(
+        self, gradient: object, variable: keras.Variable, learning_rate: object
+    ) -> None:
         """Update one variable."""
         if not isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable, learning_rate)
@@ -86,7 +90,7 @@ class SparseAdam(keras.optimizers.Adam):
         self.assign_sub(variable, tf.IndexedSlices(change, rows))
 
 
-def _summed_by_row(gradient: Any) -> tuple[Any, Any]:
+def _summed_by_row(gradient: tf.IndexedSlices) -> tuple[Any, Any]:
     """Sum the values of a sparse gradient by row; return the unique row indices and the sums."""
     rows, segments = tf.unique(gradient.indices)
     return rows, tf.math.unsorted_segment_sum(gradient.values, segments, tf.shape(rows)[0])

@@ -6,12 +6,14 @@ file that all processes read. A record of the file is a tensor, and a batch is o
 of its tensors. Python writes them one by one, since ``tf.data.Dataset.save`` cannot be interrupted.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -282,7 +284,7 @@ def _as_element(batch: object) -> object:
     return keras.tree.lists_to_tuples(_as_arrays(tuple(parts)))
 
 
-def _batches_in_order(data: Any) -> Iterator:
+def _batches_in_order(data: keras.utils.PyDataset) -> Iterator:
     """Yield the batches of a PyDataset repeatedly."""
     while True:
         for index in itertools.count() if data.num_batches is None else range(data.num_batches):
@@ -356,7 +358,7 @@ def read_batches(path: str, spec: object) -> tf.data.Dataset:
     """Return a dataset of the batches in a file written by :func:`write_batches`."""
     parts = tf.nest.flatten(spec, expand_composites=True)
 
-    def batch(records: Any) -> object:
+    def batch(records: Sequence[tf.Tensor]) -> Any:
         tensors = [
             tf.ensure_shape(tf.io.parse_tensor(records[index], part.dtype), part.shape)
             for index, part in enumerate(parts)

@@ -449,7 +449,7 @@ class _FunctionLoss(keras.losses.Loss):
         self._func = func
 
     def __call__(
-        self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None
+        self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Return the mean loss; unlike in Keras, targets are not cast to floating point."""
         losses = self.call(y_true, y_pred)
@@ -484,7 +484,9 @@ def _in_bf16(value: Any) -> object:
     return tf.cast(value, tf.bfloat16)
 
 
-def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any]) -> object:
+def _run(
+    func: Callable, processes: TrainingOptions, args: tuple, kwargs: Mapping[str, Any]
+) -> object:
     from bigdl.nano.pytorch.training.processes import run_processes
 
     args = tuple(map(resolve_placeholder, args))

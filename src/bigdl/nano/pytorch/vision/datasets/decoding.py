@@ -5,16 +5,21 @@ Pillow. A JPEG that is downscaled afterwards can be decoded at a half, a quarter
 size, from fewer coefficients of its cosine transform.
 """
 
+from __future__ import annotations
+
 import io
 import os
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from bigdl.common.errors import UsageError, require
+
+if TYPE_CHECKING:
+    from turbojpeg import TurboJPEG
 
 cv2 = require("cv2", "nano")
 
@@ -107,7 +112,7 @@ def jpeg_size(data: bytes) -> tuple[int, int, int] | None:
 
 
 @cache
-def _turbojpeg() -> Any:
+def _turbojpeg() -> TurboJPEG | None:
     """Return a PyTurboJPEG decoder, or None if it or its library is missing."""
     try:
         from turbojpeg import TurboJPEG

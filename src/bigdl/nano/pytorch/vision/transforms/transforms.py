@@ -6,6 +6,8 @@ between calls. Random numbers come from torch's default generator, or from a thr
 results do not depend on the order of threads.
 """
 
+from __future__ import annotations
+
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -232,7 +234,7 @@ class Compose(_Group):
     tensor([1.])
     """
 
-    def __call__(self, image: object) -> Any:
+    def __call__(self, image: object) -> object:
         previous = None
         for transform in self.transforms:
             follow = getattr(transform, "after", None)
@@ -777,7 +779,7 @@ def _limits(
     return float(value[0]), float(value[1])
 
 
-def _as_pair(value: Any) -> tuple[float, float]:
+def _as_pair(value: float | Sequence[float]) -> tuple[float, ...]:
     return (value, value) if is_number(value) else tuple(value)
 
 
