@@ -372,7 +372,7 @@ class MetricValue(float):
     tolist = item
 
     def numpy(self) -> Any:
-        """Return the value as a zero-dimensional NumPy array."""
+        """Return the value as a 0-D NumPy array."""
         import numpy as np
 
         return np.asarray(float(self), "float32")
