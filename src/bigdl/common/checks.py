@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform import loss, system_name
 
 MOST_PORT = 65535
 """The largest number of a TCP port."""
@@ -185,3 +186,23 @@ def invalidOperationError(
     if fixMsg:
         cause.add_note(f"What to do: {fixMsg}")
     raise cause
+
+
+def check_supported(feature: str, is_supported: bool) -> None:
+    """Raise a UsageError with the sentence of ``platform.LOSSES`` about an unsupported feature.
+
+    Parameters
+    ----------
+    feature : str
+        Key of :data:`bigdl.common.platform.LOSSES`.
+    is_supported : bool
+        Whether the calls that the feature needs exist.
+
+    Raises
+    ------
+    UsageError
+        If it is not supported.
+    """
+    if not is_supported:
+        reason = loss(feature).rstrip(".")
+        raise UsageError(f"{reason} (this system is {system_name()})", code="unsupported")

@@ -9,6 +9,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 
+from bigdl.common.platform.cores import has_nvidia_driver
+
 
 class EnvContext:
     """Nestable context manager that temporarily sets or removes environment variables.
@@ -62,7 +64,7 @@ def tensorflow_log_level() -> str:
 
     Without an NVIDIA driver, TensorFlow logs an error that CUDA cannot be used.
     """
-    return "2" if os.path.exists("/proc/driver/nvidia") else "3"
+    return "2" if has_nvidia_driver() else "3"
 
 
 def quiet_tensorflow() -> None:

@@ -6,13 +6,20 @@ import contextlib
 import ctypes
 import gc
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from bigdl.common.cpu import cgroup_directories, read_text
+from bigdl.common.platform.memory import available_memory, glibc, mallopt, trim
+from bigdl.common.platform.processes import at_fork
+
+__all__ = [
+    "available_memory",
+    "freeze_modules",
+    "glibc_tunables",
+    "tune_allocator",
+    "tuned_allocator",
+]
 
 # Parameters of mallopt(3), from malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -23,7 +30,6 @@ _LARGEST_THRESHOLD_OF_OLD_GLIBC = 32 << 20
 _TOP_PAD_OF_GLIBC = 128 << 10
 _MMAP_THRESHOLD = 1 << 30
 _TOP_PAD = 64 << 20
-_NO_LIMIT = 1 << 60  # cgroup v1 encodes "no limit" as the largest multiple of a page
 
 
 def tune_allocator(trim_threshold: int | None = None) -> bool:
@@ -51,19 +57,19 @@ def tune_allocator(trim_threshold: int | None = None) -> bool:
 
 
 def _set_thresholds(mmap_threshold: int, trim_threshold: int, top_pad: int) -> bool:
-    mallopt = _glibc_mallopt()
-    if mallopt is None:
+    set_option = None if _is_tuned_by_user() else mallopt()
+    if set_option is None:
         return False
-    tuned = _set_mmap_threshold(mallopt, mmap_threshold) is not None
-    tuned &= bool(mallopt(_M_TRIM_THRESHOLD, trim_threshold))
-    tuned &= bool(mallopt(_M_TOP_PAD, top_pad))
+    tuned = _set_mmap_threshold(set_option, mmap_threshold) is not None
+    tuned &= bool(set_option(_M_TRIM_THRESHOLD, trim_threshold))
+    tuned &= bool(set_option(_M_TOP_PAD, top_pad))
     return tuned
 
 
 _tuned = 0  # contexts of tuned_allocator that have not ended
 _tuned_lock = threading.Lock()
 # A fork waits until no thread resets the allocator: the child would inherit a locked lock.
-os.register_at_fork(
+at_fork(
     before=_tuned_lock.acquire,
     after_in_parent=_tuned_lock.release,
     after_in_child=_tuned_lock.release,
@@ -101,7 +107,7 @@ def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
                 if _tuned == 0:
                     largest = _LARGEST_THRESHOLD_OF_OLD_GLIBC
                     _set_thresholds(largest, 2 * largest, _TOP_PAD_OF_GLIBC)
-                    ctypes.CDLL(None).malloc_trim(0)
+                    trim()
 
 
 def glibc_tunables() -> dict[str, str]:
@@ -115,8 +121,8 @@ def glibc_tunables() -> dict[str, str]:
     dict of str to str
         Names and values, to be joined by ``=`` and ``:``. Empty where glibc is not in use.
     """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
+    libc = glibc()
+    if libc is None:
         return {}
     threshold = _set_mmap_threshold(libc.mallopt, _MMAP_THRESHOLD)
     if threshold is None:
@@ -128,10 +134,10 @@ def glibc_tunables() -> dict[str, str]:
     }
 
 
-def _set_mmap_threshold(mallopt: Callable[[int, int], int], threshold: int) -> int | None:
+def _set_mmap_threshold(set_option: Callable[[int, int], int], threshold: int) -> int | None:
     """Set the mmap threshold, or old glibc's maximum if this fails; return the value or None."""
     for value in (threshold, min(threshold, _LARGEST_THRESHOLD_OF_OLD_GLIBC)):
-        if mallopt(_M_MMAP_THRESHOLD, value):
+        if set_option(_M_MMAP_THRESHOLD, value):
             return value
     return None
 
@@ -154,50 +160,5 @@ def freeze_modules() -> None:
         gc.freeze()
 
 
-def available_memory(root: str | Path = "/") -> int:
-    """Return the bytes that this process can allocate without swapping or being killed.
-
-    Parameters
-    ----------
-    root : str or Path
-        Directory that contains ``proc`` and ``sys``.
-
-    Returns
-    -------
-    int
-        ``MemAvailable`` of the machine, or the rest of the control group's or an ancestor's limit
-        if that is less. Page cache that the kernel can drop counts as available.
-    """
-    kilobytes = re.search(r"^MemAvailable: *(\d+) kB$", read_text(Path(root, "proc/meminfo")), re.M)
-    if kilobytes is None:
-        rooms = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    else:
-        rooms = [int(kilobytes[1]) << 10]
-    for directory in cgroup_directories("memory", root):
-        limit = _first_number(directory, "memory.max", "memory.limit_in_bytes")
-        if limit is None or limit >= _NO_LIMIT:
-            continue
-        used = _first_number(directory, "memory.current", "memory.usage_in_bytes") or 0
-        counters = dict(
-            line.split() for line in read_text(directory / "memory.stat").splitlines() if line
-        )
-        # In v1, total_inactive_file includes the descendants, inactive_file does not.
-        cache = counters.get("total_inactive_file", counters.get("inactive_file", "0"))
-        rooms.append(limit - used + int(cache))
-    return max(0, min(rooms))
-
-
-def _glibc_mallopt() -> Callable[[int, int], int] | None:
-    preloaded = os.environ.get("LD_PRELOAD", "")
-    if any(name in preloaded for name in ("jemalloc", "tcmalloc", "mimalloc")):
-        return None
-    if "glibc.malloc.mmap_threshold" in os.environ.get("GLIBC_TUNABLES", ""):
-        return None
-    libc = ctypes.CDLL(None)
-    return libc.mallopt if hasattr(libc, "gnu_get_libc_version") else None
-
-
-def _first_number(directory: Path, *names: str) -> int | None:
-    """Return the integer in the first of the named system files that contains an integer."""
-    texts = (read_text(directory / name).strip() for name in names)
-    return next((int(text) for text in texts if text.isdigit()), None)
+def _is_tuned_by_user() -> bool:
+    return "glibc.malloc.mmap_threshold" in os.environ.get("GLIBC_TUNABLES", "")

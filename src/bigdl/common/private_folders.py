@@ -13,7 +13,6 @@ removes the remaining folders.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -28,6 +27,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.files import (
+    close_folder,
+    is_closed_to_others,
+    is_of_root,
+    is_open_folder,
+    is_own,
+    is_replaceable,
+    lock,
+    make_private,
+    open_folder,
+    shell,
+    user_id,
+)
+from bigdl.common.platform.network import short_folder
 
 logger = logging.getLogger("bigdl")
 
@@ -93,8 +106,7 @@ def private_folder(path: str | os.PathLike[str], *, replaceable: bool = False) -
         with contextlib.suppress(FileExistsError):  # another process was first
             os.mkdir(each, 0o700)
     above = os.stat(folder.parent)
-    is_open = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
-    is_others = above.st_uid not in (0, os.geteuid()) or is_open
+    is_others = not (is_own(above) or above.st_uid == 0) or is_replaceable(above)
     if (is_others and not replaceable) or not _make_private(str(folder)):
         raise UsageError(
             f"{folder} is for the files of this user only, but it or its parent belongs to or can "
@@ -205,7 +217,7 @@ class LockedFolder:
             return
         root = private_root()
         if longest is not None and len(os.fsencode(root)) + len(purpose) + 10 > longest:
-            root = private_root("/tmp")
+            root = private_root(short_folder())
         _remove_stale_folders(root)
         self._hold(*_create_locked(root, purpose))
 
@@ -250,8 +262,7 @@ def _is_private(path: str) -> bool:
         status = os.lstat(path)
     except OSError:
         return False
-    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return is_own and not status.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and is_own(status) and is_closed_to_others(status)
 
 
 def _make_private(path: str) -> bool:
@@ -259,20 +270,14 @@ def _make_private(path: str) -> bool:
     if _is_private(path):
         return True
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            if os.fstat(descriptor).st_uid == os.geteuid():
-                os.fchmod(descriptor, 0o700)
-        finally:
-            os.close(descriptor)
+        make_private(path)
     return _is_private(path)
 
 
 def _make_root(base: str) -> str:
-    name = f"bigdl-{os.geteuid()}"
+    name = f"bigdl-{user_id()}"
     root = os.path.join(base, name)
-    above = os.stat(base).st_mode
-    if above & 0o002 and not above & stat.S_ISVTX:
+    if is_replaceable(os.stat(base), 0o002):
         logger.warning(
             "Every user can replace temporary files in %s, as its sticky bit is not set; set it "
             "(chmod +t), or set TMPDIR to another folder",
@@ -339,22 +344,21 @@ def _recreate(path: str) -> int:
 def _try_lock(path: str, *, is_new: bool = True) -> int | None:
     """Lock a folder and return its descriptor; None if it is locked elsewhere or removed."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = open_folder(path)
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor, wait=False)
     except BlockingIOError:
-        os.close(descriptor)
+        close_folder(path, descriptor)
         return None
     except OSError:  # a file system without locks: no process treats it as stale, either
         if not is_new:
-            os.close(descriptor)
+            close_folder(path, descriptor)
             return None
-    with contextlib.suppress(OSError):
-        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
-            return descriptor
-    os.close(descriptor)
+    if is_open_folder(path, descriptor):
+        return descriptor
+    close_folder(path, descriptor)
     return None
 
 
@@ -362,12 +366,12 @@ def _remove(owner: int, path: str, descriptor: int) -> None:
     if os.getpid() == owner:
         shutil.rmtree(path, ignore_errors=True)
         _remove_empty_root(os.path.dirname(path))
-    os.close(descriptor)
+    close_folder(path, descriptor)
 
 
 def _is_root(path: str) -> bool:
     """Return True if a path has the name of a root that :func:`private_root` creates."""
-    name = rf"bigdl-{os.geteuid()}(-[a-z0-9_]{{8}})?"
+    name = rf"bigdl-{user_id()}(-[a-z0-9_]{{8}})?"
     return re.fullmatch(name, os.path.basename(path)) is not None
 
 
@@ -402,7 +406,7 @@ def remove_unlocked(root: str, purpose: str | None = None) -> None:
             descriptor = _try_lock(path, is_new=False)
             if descriptor is not None:
                 shutil.rmtree(path, ignore_errors=True)
-                os.close(descriptor)
+                close_folder(path, descriptor)
 
 
 # Reads directory names until no process holds the other end of its input. It is no child of the
@@ -422,11 +426,14 @@ _remover: int | None = None
 def _remove_at_end(directory: str) -> None:
     """Register a directory for removal after this process and all its forks have ended."""
     global _remover
+    command = shell(_REMOVER)
+    if command is None:
+        return  # the next program removes it
     with _remover_lock, contextlib.suppress(OSError):
         if _remover is None:
             end, _remover = os.pipe()
             subprocess.run(
-                ["/bin/sh", "-c", _REMOVER],
+                command,
                 stdin=end,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -476,25 +483,14 @@ def make_private_directory(folder: Path) -> None:
             with contextlib.suppress(FileExistsError):  # another process was first
                 each.mkdir(0o700)  # parents, too, at any umask
     about = folder.lstat()
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+    if not stat.S_ISDIR(about.st_mode) or not is_own(about):
         raise PermissionError(f"{folder} is a link or belongs to another user; remove it")
-    if about.st_mode & 0o022:
+    if not is_closed_to_others(about, 0o022):
         raise PermissionError(f"others can write to {folder}; remove it")
     for above in folder.absolute().parents:
         about = above.stat()
-        is_open = about.st_mode & 0o002 and not about.st_mode & stat.S_ISVTX
-        if about.st_uid not in (os.geteuid(), 0, *_unmapped_root()) or is_open:
+        if not (is_own(about) or is_of_root(about)) or is_replaceable(about, 0o002):
             raise PermissionError(f"another user can replace {above}")
-
-
-def _unmapped_root() -> list[int]:
-    """Return the user id of the host's root in a container that does not map this user."""
-    try:
-        if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
-            return []
-        return [int(Path("/proc/sys/kernel/overflowuid").read_text())]
-    except (OSError, ValueError):
-        return []
 
 
 _replaced: dict[Path, Path] = {}

@@ -14,11 +14,11 @@ import functools
 import hashlib
 import hmac
 import logging
-import os
 import secrets
 from pathlib import Path
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.files import is_closed_to_others, is_own, link
 from bigdl.common.private_folders import cache_directory, make_private_directory
 
 logger = logging.getLogger("bigdl")
@@ -85,11 +85,11 @@ def user_key(file: Path) -> bytes:
         try:
             whole.write_bytes(key)
             with contextlib.suppress(FileExistsError):
-                os.link(whole, file)  # atomic: the file is complete or missing
+                link(whole, file)  # atomic: the file is complete or missing
         finally:
             whole.unlink()
         about = file.stat()
-        if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        if not is_own(about) or not is_closed_to_others(about):
             raise PermissionError("others can read or change it; remove it")
         kept = file.read_bytes()
         if len(kept) != len(key):  # cut short by a crash: others could guess it
