@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from bigdl.common.errors import UsageError
-from bigdl.runtime.shards import shard as spool_module
 from bigdl.runtime.shards.columns import ArraySpec, ColumnSpec
 from bigdl.runtime.shards.shard import (
     Shard,
@@ -270,7 +269,7 @@ def test_a_spool_of_more_arrays_than_open_files_are_allowed_raises_the_limit(tmp
 
 
 def test_more_arrays_than_the_machine_allows_files_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(spool_module.resource, "getrlimit", lambda _: (300, 300))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (300, 300))
     writer = SpoolWriter(str(tmp_path), 0, "data-0", [])
     with pytest.raises(UsageError, match=r"the 400 arrays .*ulimit -n .*VectorAssembler"):
         writer.append(0, 0, 0, [ArraySpec("x", str(i), "int64", ()) for i in range(400)], [])

@@ -7,27 +7,29 @@ is a factory of the worker's function; each further message is the argument of a
 
 import faulthandler
 import os
-import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bigdl.common.timeouts import PARENT_LOOK_S
+from bigdl.common.platform.cores import pin_process
+from bigdl.common.platform.processes import (
+    inherited_end,
+    kill_own_group,
+    signal_at_parent_end,
+    wait_for_parent,
+)
 from bigdl.runtime.failure import Failure
 from bigdl.runtime.messages import encode, opened, receive, send
 
-_PR_SET_PDEATHSIG = 1
 
-
-def main(fd: int, parent: int) -> None:
+def main(parent: int, end: int) -> None:
     """Answer calls on a pipe until the parent closes it."""
-    os.set_inheritable(fd, False)
+    connection = inherited_end(end)
     threading.Thread(target=_die_with, args=(parent,), name="bigdl-parent", daemon=True).start()
     faulthandler.enable()
-    with Connection(fd) as connection:
+    with connection:
         try:
             _set_up(*opened(receive(connection)))
             _serve(connection)
@@ -40,22 +42,13 @@ def _set_up(
 ) -> None:
     """Tie this process to its parent, pin it to cores, and configure its streams and arguments."""
     if dies_with_parent:
-        end_with_parent(os.getppid())
-    os.sched_setaffinity(0, cores)
+        signal_at_parent_end(os.getppid())
+    pin_process(cores)
     encoding = {"encoding": "utf-8", "errors": "backslashreplace"} if capture_output else {}
     for stream in (sys.stdout, sys.stderr):
         # typeshed declares TextIO instead of TextIOWrapper
         stream.reconfigure(line_buffering=True, write_through=False, **encoding)  # type: ignore[union-attr]
     sys.argv = argv
-
-
-def end_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when the thread that started it ends."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _serve(connection: Connection) -> None:
@@ -81,6 +74,5 @@ def _serve(connection: Connection) -> None:
 
 def _die_with(parent: int) -> None:
     """Wait until the parent has ended, then kill this process and its children."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_LOOK_S)
-    os.killpg(0, signal.SIGKILL)
+    wait_for_parent(parent)
+    kill_own_group()

@@ -22,7 +22,6 @@ import hashlib
 import hmac
 import json
 import logging
-import resource
 import secrets
 import socket
 import ssl
@@ -34,6 +33,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.network import set_keepalive
+from bigdl.common.platform.processes import open_file_limits
 from bigdl.common.timeouts import HANDSHAKE_S, STORE_REQUEST_S
 from bigdl.runtime.certificate import Certificate
 
@@ -555,12 +556,10 @@ class KeyValueServer:
 
 def _max_unauthenticated() -> int:
     """Return the limit of concurrent handshakes, at most a quarter of the open-file limit."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        _MOST_UNAUTHENTICATED
-        if most == resource.RLIM_INFINITY
-        else max(8, min(_MOST_UNAUTHENTICATED, most // 4))
-    )
+    most, _ = open_file_limits()
+    if most is None:
+        return _MOST_UNAUTHENTICATED
+    return max(8, min(_MOST_UNAUTHENTICATED, most // 4))
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -569,7 +568,4 @@ def keep_alive(connection: socket.socket) -> None:
     A process that is stopped, as in a debugger, may stay silent for any time.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 6)):
-        if hasattr(socket, name):  # not on every system
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    set_keepalive(connection)

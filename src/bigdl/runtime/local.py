@@ -21,6 +21,7 @@ from typing import Any, Literal
 from bigdl.common.checks import check_integer
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import WorkerError, WorkerLost
+from bigdl.common.platform.files import read_whole
 from bigdl.common.private_folders import process_folder
 from bigdl.common.timeouts import COLLECTIVE_S, LOCAL_EXIT_S
 from bigdl.runtime.channel import AttemptChannel, Channel, Unreachable
@@ -202,8 +203,9 @@ class FileBroadcast:
     @property
     def value(self) -> bytes:
         """The broadcast bytes, read from the file."""
-        path = self._path if self._descriptor is None else f"/proc/self/fd/{self._descriptor}"
-        with open(path, "rb") as file:
+        if self._descriptor is not None:
+            return read_whole(self._descriptor)
+        with open(self._path, "rb") as file:
             return file.read()
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import io
-import mmap
 import os
 import pickle
 import sys
@@ -24,9 +23,12 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.files import map_private, memory_file, write_at
+from bigdl.common.platform.network import can_send_files
 from bigdl.runtime.serialization import value_pickler
 
 _IN_MEMORY_FILE = 1 << 18  # minimum bytes for a memory file
+_PIECE = 1 << 30  # bytes of the content that the pipe carries at once
 _ALIGNMENT = 64  # bytes, for arrays: a cache line and an AVX-512 register
 
 
@@ -104,7 +106,7 @@ def decode(message: PickledMessage) -> Any:
     content: Any = message.content
     if message.memory is not None:
         # Private: a message may be decoded by several processes.
-        content = mmap.mmap(message.memory, offsets[-1], flags=mmap.MAP_PRIVATE)
+        content = map_private(message.memory, offsets[-1])
     view = memoryview(content)
     pickled, *arrays = [
         view[start : start + size] for size, start in zip(message.sizes, offsets, strict=False)
@@ -124,7 +126,8 @@ def send(connection: Connection, message: PickledMessage) -> None:
     """Send a message over a pipe; the message stays open."""
     connection.send((message.sizes, message.memory is not None, message.failed))
     if message.memory is None:
-        connection.send_bytes(message.content)
+        for part in _pieces(message.content):
+            connection.send_bytes(part)
     else:
         send_handle(connection, message.memory, None)
 
@@ -144,10 +147,17 @@ def receive(connection: Connection) -> PickledMessage:
             os.set_inheritable(memory, False)
             return PickledMessage(sizes, bytearray(), memory, failed)
         content = bytearray(_part_offsets(sizes)[-1])
-        connection.recv_bytes_into(content)
+        for part in _pieces(content):
+            connection.recv_bytes_into(part)
         return PickledMessage(sizes, content, failed=failed)
     except ConnectionError as error:
         raise EOFError from error
+
+
+def _pieces(content: bytearray) -> list[memoryview]:
+    """Divide bytes into parts that a pipe of any system can carry, one if they are few."""
+    whole = memoryview(content)
+    return [whole[start : start + _PIECE] for start in range(0, len(whole), _PIECE)] or [whole]
 
 
 def _part_offsets(sizes: list[int]) -> list[int]:
@@ -158,10 +168,10 @@ def _part_offsets(sizes: list[int]) -> list[int]:
 
 def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
     """Write message parts to a new memory file; return its descriptor, or None on failure."""
-    if not hasattr(os, "memfd_create"):
+    if not can_send_files():
         return None
     try:
-        memory = os.memfd_create("bigdl-message")
+        memory = memory_file("bigdl-message")
     except OSError:
         return None
     try:
@@ -170,7 +180,7 @@ def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
         for content, start in zip(parts, offsets, strict=False):
             done = 0
             while done < len(content):
-                done += os.pwrite(memory, content[done:], start + done)
+                done += write_at(memory, content[done:], start + done)
     except OSError:
         os.close(memory)
         return None

@@ -8,12 +8,9 @@ packages, and never outlives its parent, even if the parent is killed.
 """
 
 import contextlib
-import errno
 import multiprocessing
 import os
-import resource
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +26,8 @@ from bigdl.common.cpu import (
     usable_cores,
 )
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.network import disconnect
+from bigdl.common.platform.processes import ProcessGroup, describe_start_limit, start_worker
 from bigdl.common.timeouts import KERNEL_KILL_S
 from bigdl.runtime.messages import PickledMessage, encode, opened, receive, send
 
@@ -37,10 +36,10 @@ _PINNING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # The worker imports this package from the caller's path.
 _PROGRAM = """\
 import ast, sys
-_, path, *ends = sys.argv
+_, path, *numbers = sys.argv
 sys.path[:] = dict.fromkeys([*ast.literal_eval(path), *sys.path])
 from bigdl.runtime._worker_main import main
-main(*map(int, ends))
+main(*map(int, numbers))
 """
 
 
@@ -148,19 +147,14 @@ class WorkerProcess:
         path = repr([entry for entry in paths if isinstance(entry, str)])
         with _within_limits(rank):
             self.connection, worker_end = multiprocessing.Pipe()
-            ends = worker_end.fileno(), os.getpid()
             with worker_end:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM, path, *map(str, ends)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=stream,
-                    bufsize=0,
-                    pass_fds=[worker_end.fileno()],
-                    env=_environment(slot.threads, env),
-                    # Ctrl-C of the terminal goes to the parent, which stops its workers
-                    process_group=0,
+                self.process = start_worker(
+                    [sys.executable, "-P", "-c", _PROGRAM, path, str(os.getpid())],
+                    worker_end,
+                    _environment(slot.threads, env),
+                    stream,
                 )
+                self._group = ProcessGroup(self.process)
             settings = (slot.cores, sys.argv, capture_output, dies_with_parent)
             with contextlib.suppress(
                 BrokenPipeError, ConnectionResetError
@@ -209,23 +203,17 @@ class WorkerProcess:
             return False
         if not self._children_ended:  # later another process may have its id
             self._children_ended = True
-            self._kill_group()
+            self._group.kill()
         return True
 
     def hang_up(self) -> None:
         """Close the connection; the worker ends after its current call."""
-        # A forked process may hold the socket, too: close() alone would not disconnect.
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(fileno=os.dup(self.connection.fileno())) as end,
-        ):
-            end.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
+        disconnect(self.connection)
 
     def kill(self) -> None:
         """Kill the worker and its children; the connection then reports that the worker ended."""
         if not self.has_ended():
-            self._kill_group()
+            self._group.kill()
             self.process.kill()  # it may have left its process group
 
     def end(self, grace: float = 0.0) -> None:
@@ -241,17 +229,6 @@ class WorkerProcess:
         """Return how the process ended, as a phrase that follows "the worker"."""
         return exit_message(self.process.returncode or 0)
 
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-
-_LIMITS = {
-    errno.EMFILE: (resource.RLIMIT_NOFILE, "may not open more than {} files", "ulimit -n"),
-    errno.EAGAIN: (resource.RLIMIT_NPROC, "may not have more than {} processes", "ulimit -u"),
-    errno.ENOMEM: (resource.RLIMIT_AS, "may not take more than {} bytes", "ulimit -v"),
-}
-
 
 @contextlib.contextmanager
 def _within_limits(rank: int) -> Iterator[None]:
@@ -259,19 +236,18 @@ def _within_limits(rank: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _LIMITS:
+        limit = describe_start_limit(error)
+        if limit is None:
             raise
-        number, text, command = _LIMITS[error.errno]
-        limit = resource.getrlimit(number)[0]
-        if limit == resource.RLIM_INFINITY:
+        if not all(limit):
             raise UsageError(
                 f"Worker {rank} cannot be started: {error.strerror}; end other programs of this "
                 "machine or container, or raise its limit of processes and memory",
                 code="resource-limit",
             ) from error
         raise UsageError(
-            f"Worker {rank} cannot be started: this program {text.format(limit)} here; raise the "
-            f"limit ({command})",
+            f"Worker {rank} cannot be started: this program {limit[0]} here; raise the "
+            f"limit ({limit[1]})",
             code="resource-limit",
         ) from error
 
@@ -282,7 +258,7 @@ def exit_message(code: int) -> str:
         return f"ended with exit code {code} before its function returned"
     names = {number.value: number.name for number in signal.Signals}
     cause = f"was killed by {names.get(-code, f'signal {-code}')}"
-    if -code == signal.SIGKILL:
+    if names.get(-code) == "SIGKILL":
         cause += " (as the kernel does when memory runs out)"
     return cause
 

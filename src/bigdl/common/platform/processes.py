@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 from bigdl.common.platform.memory import c_library
 from bigdl.common.timeouts import PARENT_LOOK_S
@@ -270,9 +271,13 @@ def kill_group_of(pid: int) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def fork_context() -> multiprocessing.context.BaseContext:
-    """Return the :mod:`multiprocessing` context of forked processes; see :func:`can_fork`."""
-    return multiprocessing.get_context("fork")
+def fork(target: Callable[..., object], args: tuple[object, ...]) -> BaseProcess:
+    """Start a forked process that calls a function; only if :func:`can_fork`."""
+    if sys.platform == "win32":
+        raise OSError("Windows cannot fork processes")
+    process = multiprocessing.get_context("fork").Process(target=target, args=args)
+    process.start()
+    return process
 
 
 def loader_context(preload: Sequence[str]) -> multiprocessing.context.BaseContext:

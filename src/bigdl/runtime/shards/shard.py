@@ -15,13 +15,10 @@ are removed when the next job starts.
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import json
-import mmap
 import os
 import re
-import resource
 import secrets
 import shutil
 import zlib
@@ -32,6 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.files import DISK_FULL, copy_range, map_private, reserve
+from bigdl.common.platform.processes import (
+    open_file_count,
+    open_file_limits,
+    set_open_file_limit,
+)
 from bigdl.runtime.shards.columns import ArraySpec, ColumnSpec
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, is_text, widen_texts
@@ -43,7 +46,6 @@ _PREFIX = "bigdl-spool-"
 _NAME = re.compile(rf"{_PREFIX}(?P<job>[0-9]+)-.+")
 _META = "spool.json"
 _SAMPLE = 4096  # bytes of each chunk and array that the fingerprint covers
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # from Linux's mman.h
 _SPARE_FILES = 256  # reserved for files and connections other than spools
 
 
@@ -108,13 +110,7 @@ def _map(path: str, leaf: ArraySpec, rows: int) -> npt.NDArray[Any]:
         return np.empty(shape, leaf.dtype)
     with open(path, "rb") as file:
         # Private and writable: torch shares it without a copy, and the file never changes.
-        # NORESERVE: the kernel would refuse a reserve for files larger than its memory.
-        pages = mmap.mmap(
-            file.fileno(),
-            0,
-            flags=mmap.MAP_PRIVATE | _NORESERVE,
-            prot=mmap.PROT_READ | mmap.PROT_WRITE,
-        )
+        pages = map_private(file.fileno())
     return np.frombuffer(pages, leaf.dtype).reshape(shape)
 
 
@@ -245,7 +241,7 @@ class SpoolWriter:
             size = self._expected * _width(leaf)
             if size:
                 with contextlib.suppress(OSError):  # unsupported by the file system, or a full disk
-                    os.posix_fallocate(file.fileno(), 0, size)
+                    reserve(file.fileno(), size)
 
 
 def write_array(file: BinaryIO, values: np.ndarray, rows: int) -> memoryview:
@@ -275,7 +271,7 @@ def write_array(file: BinaryIO, values: np.ndarray, rows: int) -> memoryview:
         while left:  # write() may be partial
             left = left[file.write(left) :]
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_FULL:
             raise
         folder = os.path.dirname(os.path.dirname(file.name))
         raise UsageError(
@@ -312,15 +308,16 @@ def _columns(leaves: list[ArraySpec]) -> list[str]:
 
 def _allow_files(more: int) -> None:
     """Raise this process's open-file limit so that it can open `more` array files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        used = len(os.listdir("/proc/self/fd"))
-    except OSError:  # no file descriptor is free for this folder
+    soft, hard = open_file_limits()
+    if soft is None:
+        return
+    used = open_file_count()
+    if used is None:  # no file descriptor is free
         used = soft
     needed = used + more + _SPARE_FILES
-    if soft == resource.RLIM_INFINITY or needed <= soft:
+    if needed <= soft:
         return
-    if hard != resource.RLIM_INFINITY and needed > hard:
+    if hard is not None and needed > hard:
         advice = f"raise the limit, e.g. by ulimit -n {max(1024, 2 * needed)}"
         if more > hard // 2:
             advice += (
@@ -333,7 +330,7 @@ def _allow_files(more: int) -> None:
             f"for connections; {advice}",
             code="resource-limit",
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    set_open_file_limit(needed)
 
 
 def _width(leaf: ArraySpec) -> int:
@@ -360,11 +357,10 @@ def _rewrite(
                 target.write(_bytes_of(widen_texts(source.read(left), stored[i].dtype, leaf.dtype)))
                 target.flush()
                 continue
-            while left:
-                sent = os.sendfile(target.fileno(), source.fileno(), start, left)
-                if sent == 0:
-                    raise OSError(f"{path} is shorter than its chunks")
-                start, left = start + sent, left - sent
+            try:
+                copy_range(source, target, start, left)
+            except EOFError:
+                raise OSError(f"{path} is shorter than its chunks") from None
     os.replace(path + ".new", path)
 
 

@@ -6,15 +6,12 @@ rank and returns the results. By default the processes are new interpreters
 in a private directory, so no port is guessed; communication uses the loopback interface.
 """
 
-import multiprocessing
 import os
 import pickle
 import shutil
-import signal
-import socket
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, cast
@@ -23,15 +20,24 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from bigdl.common.checks import check_supported
 from bigdl.common.cpu import core_count, passive_waiting
 from bigdl.common.environment import tensorflow_log_level
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.common.memory import tune_allocator
+from bigdl.common.platform.cores import pin_process, thread_count
+from bigdl.common.platform.network import loopback_interface
+from bigdl.common.platform.processes import (
+    can_fork,
+    fork,
+    kill_group_of,
+    leave_group,
+    signal_at_parent_end,
+)
 from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.attribute_patch import Patches
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.runtime import release_memory
-from bigdl.runtime._worker_main import end_with_parent
 from bigdl.runtime.failure import Failure
 from bigdl.runtime.launch import launch
 from bigdl.runtime.process import CpuSlot, cpu_slots, exit_message
@@ -82,9 +88,10 @@ def _environment() -> dict[str, str]:
     """Return the environment variables for the processes, except those that the user has set."""
     # Otherwise each DDP process warns that all parameters were used, which is expected.
     wanted = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TF_CPP_MIN_LOG_LEVEL": tensorflow_log_level()}
-    if any(name == "lo" for _, name in socket.if_nameindex()):
+    loopback = loopback_interface()
+    if loopback is not None:
         # Otherwise Gloo uses the interface of the host name.
-        wanted["GLOO_SOCKET_IFNAME"] = "lo"
+        wanted["GLOO_SOCKET_IFNAME"] = loopback
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
@@ -111,7 +118,7 @@ def _run_rank(
 
 def _outcome(slot: CpuSlot, rank: int, task: tuple) -> bytes:
     """Run the function on a slot's cores; return the pickled success flag and result or error."""
-    os.sched_setaffinity(0, slot.cores)
+    pin_process(slot.cores)
     torch.set_num_threads(slot.threads)
     try:
         return cloudpickle.dumps((True, _run_rank(rank, *task)))
@@ -129,7 +136,8 @@ def _run_forked(
     UsageError
         If this process has threads: a forked process lacks them and would wait forever.
     """
-    threads = len(os.listdir("/proc/self/task"))
+    check_supported("forked training processes", can_fork())
+    threads = thread_count()
     if threads > 1:
         raise UsageError(
             f"distributed_backend='fork' copies this process, which has {threads} threads, and the "
@@ -141,18 +149,16 @@ def _run_forked(
     parent = os.getpid()
 
     def write_outcome(rank: int, slot: CpuSlot, path: Path) -> None:
-        end_with_parent(parent)
-        os.setpgid(0, 0)  # only the parent gets interrupts, and then ends the forked processes
+        signal_at_parent_end(parent)
+        leave_group()  # only the parent gets interrupts, and then ends the forked processes
         path.write_bytes(_outcome(slot, rank, task))
 
-    context = multiprocessing.get_context("fork")
     running: dict[int, tuple[int, Any, Path]] = {}
     try:
         for rank, slot in enumerate(slots):
             path = directory / f"outcome-{rank}"
             # not a multiprocessing daemon, which could not start a loader's workers
-            copy = context.Process(target=write_outcome, args=(rank, slot, path))
-            copy.start()
+            copy = fork(write_outcome, (rank, slot, path))
             running[copy.sentinel] = rank, copy, path
         while running:
             sentinel, *_ = wait(running)
@@ -163,8 +169,7 @@ def _run_forked(
             yield rank, path.read_bytes()
     finally:
         for _, copy, _ in running.values():
-            with suppress(ProcessLookupError):  # its process group does not exist yet
-                os.killpg(copy.pid, signal.SIGKILL)
+            kill_group_of(copy.pid)
             copy.kill()
             copy.join()
 
