@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import BigDLError, require
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
 
 __all__ = ["run"]
 
@@ -68,7 +73,7 @@ def _points() -> dict[str, Any]:
     return {"x": x.astype("float32"), "y": y.astype("float32"), "label": label}
 
 
-def _network(config: dict[str, Any]) -> Any:
+def _network(config: dict[str, Any]) -> nn.Module:
     from torch import nn
 
     return nn.Sequential(
@@ -76,7 +81,7 @@ def _network(config: dict[str, Any]) -> Any:
     )
 
 
-def _optimizer(model: Any, config: dict[str, Any]) -> Any:
+def _optimizer(model: nn.Module, config: dict[str, Any]) -> Optimizer:
     import torch
 
     return torch.optim.Adam(model.parameters(), lr=0.01)

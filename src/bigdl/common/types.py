@@ -19,3 +19,6 @@ Tensor: TypeAlias = "np.ndarray | torch.Tensor | tf.Tensor"
 
 Tensors: TypeAlias = "Tensor | Sequence[Tensors] | Mapping[str, Tensors]"
 """Tensor, or a nest of lists, tuples and dicts of them: a batch, or a model's input or output."""
+
+ColumnNames: TypeAlias = "str | Sequence[str]"
+"""Name of a column, or names of several columns."""

@@ -65,7 +65,7 @@ class Recommender(Protocol):
     >>> model: Recommender = Newest()
     """
 
-    def fit(self, table: Table, /) -> Any:
+    def fit(self, table: Table, /) -> object:
         """Train on a table of user-item interactions."""
 
     def recommend(self, users: Iterable[Any], k: int, *, filter_seen: bool) -> Table:

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 Frame = TypeVar("Frame", "FeatureTable", "DataFrame")
+TimeValue: TypeAlias = "float | datetime.date"
+"""Value of a time column; a datetime is a date."""
 
 _TEST = "__bigdl_test"
 _RANK = "__bigdl_rank"
@@ -413,7 +415,7 @@ class GlobalTime(Splitter):
             for fold, end in reversed(list(enumerate(ends)))
         ]
 
-    def _start_of_share(self, frame: DataFrame, share: float) -> Any:
+    def _start_of_share(self, frame: DataFrame, share: float) -> TimeValue:
         rows = frame.count()
         if not rows:
             raise UsageError("There are no rows to split", code="data-empty")
@@ -427,7 +429,7 @@ class GlobalTime(Splitter):
         return later.collect()[0][0]
 
     @staticmethod
-    def _after(moment: Any) -> Any:
+    def _after(moment: TimeValue) -> TimeValue:
         """Return the earliest time after `moment`."""
         if isinstance(moment, datetime.datetime):
             return moment + datetime.timedelta(microseconds=1)
@@ -727,7 +729,7 @@ def _like(table: Frame, frame: DataFrame) -> Frame:
     return result
 
 
-def _split(table: Frame, marked: DataFrame, start: Any) -> Split[Frame]:
+def _split(table: Frame, marked: DataFrame, start: TimeValue | None) -> Split[Frame]:
     helpers = [_TEST, _RANK, _COUNT]
     train = marked.filter(~col(_TEST)).drop(*helpers)
     test = marked.filter(col(_TEST)).drop(*helpers)

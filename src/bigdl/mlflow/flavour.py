@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mlflow.models import ModelSignature
     from mlflow.models.model import Model, ModelInfo
 
+    from bigdl.orca.learn.estimator import TrainingEstimator
+
 FLAVOR_NAME = "bigdl"
 _FOLDER, _MODEL, _OPTIONS = "bigdl", "model.pkl", "predict.json"
 _PACKAGES = {
@@ -36,7 +38,7 @@ _PACKAGES = {
 
 
 def log_model(
-    estimator: Any,
+    estimator: TrainingEstimator,
     name: str = "model",
     *,
     registered_model_name: str | None = None,
@@ -92,7 +94,7 @@ def log_model(
 
 
 def save_model(
-    estimator: Any,
+    estimator: TrainingEstimator,
     path: str | os.PathLike,
     *,
     signature: ModelSignature | bool | None = None,
@@ -212,7 +214,9 @@ def _version(package: str) -> str:
         return ""
 
 
-def load_model(model_uri: str, backend: str = "local", *, dst_path: str | None = None) -> Any:
+def load_model(
+    model_uri: str, backend: str = "local", *, dst_path: str | None = None
+) -> TrainingEstimator:
     """Load a model that :func:`save_model` or :func:`log_model` saved, as an Estimator.
 
     The Estimator can predict. To fit it, create an Estimator with a loss and an optimizer. Models
@@ -290,7 +294,9 @@ class PyfuncPredictor:
         self._model, self._options = ModelBytes(data).load(), options
 
     def predict(
-        self, model_input: Any, params: dict | None = None
+        self,
+        model_input: Any,
+        params: dict | None = None,
     ) -> np.ndarray | dict[str, Any] | pd.DataFrame:
         """Return predictions equal to those of the Estimator.
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.file import is_local_path, open_file_system
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 _LONGEST = 500  # maximum characters of a parameter
 
@@ -58,14 +61,14 @@ class FitRun:
             run_id = self._new(mlflow, experiment_name, run_name)
         self.run_id = run_id or active.info.run_id
 
-    def _new(self, mlflow: Any, experiment_name: str | None, run_name: str | None) -> str:
+    def _new(self, mlflow: object, experiment_name: str | None, run_name: str | None) -> str:
         client = self._client()
         name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         experiment = client.get_experiment_by_name(name)
         number = client.create_experiment(name) if experiment is None else experiment.experiment_id
         return client.create_run(number, run_name=run_name).info.run_id
 
-    def _client(self) -> Any:
+    def _client(self) -> MlflowClient:
         return require("mlflow", "mlflow").MlflowClient(tracking_uri=self.tracking_uri)
 
     def log_params(self, params: Mapping[str, Any]) -> None:

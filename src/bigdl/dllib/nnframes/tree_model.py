@@ -4,6 +4,8 @@ Each class constructs a stage of ``xgboost.spark`` or of SynapseML's LightGBM, w
 installed in addition to BigDL. The returned stage is an object of that package.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from bigdl.common.errors import MissingExtraError
@@ -27,7 +29,7 @@ class _Tree:
     _name: str
     _install: str
 
-    def __init_subclass__(cls, name: str = "", **options: Any):
+    def __init_subclass__(cls, name: str = "", **options: object):
         super().__init_subclass__(**options)
         cls._name = name
 
@@ -35,7 +37,7 @@ class _Tree:
         return cls._wrapped_class()(**{**(params or {}), **kwargs})
 
     @classmethod
-    def _wrapped_class(cls) -> Any:
+    def _wrapped_class(cls) -> type[Any]:
         import importlib
 
         try:

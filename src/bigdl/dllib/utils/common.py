@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from bigdl.common.dropped import refuse_name
 from bigdl.common.errors import require
@@ -144,7 +144,7 @@ def get_dtype(bigdl_type: str) -> str:
     return "float32" if bigdl_type == "float" else "float64"
 
 
-def to_list(a: Any) -> list:
+def to_list(a: object) -> list:
     """Return `a` if it is a list, else a one-element list that contains `a`.
 
     Examples

@@ -49,6 +49,8 @@ from bigdl.orca.data.pandas.readers import files_of, split_paths
 from bigdl.orca.data.xshards.shards import hash_values
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from pyspark.sql import SparkSession
 
 
@@ -167,7 +169,7 @@ def _read_function(path: str) -> Callable[[Any], Any]:
         return pickle.load(file)
 
 
-def host_of(host: Any) -> AbstractContextManager[Host]:
+def host_of(host: Host | str | None) -> AbstractContextManager[Host]:
     """Convert the argument `host` to a context manager that does not close a user's Host.
 
     None means Spark if a session is active, else local processes.
@@ -253,13 +255,15 @@ class Piece:
                 yield LazyBatch(columns, rows)
 
 
-def _repeated(value: Any, dtype: str, rows: int) -> DictionaryColumn:
+def _repeated(value: object, dtype: str, rows: int) -> DictionaryColumn:
     return DictionaryColumn(
         pa.array([value], column_types.to_arrow(dtype)), np.zeros(rows, np.int32)
     )
 
 
-def _column(file: pq.ParquetFile, group: int | None, name: str) -> Any:
+def _column(
+    file: pq.ParquetFile, group: int | None, name: str
+) -> pa.ChunkedArray | DictionaryColumn:
     if group is None:
         return normalized(file.schema_arrow.empty_table()[name])
     return normalized(file.read_row_group(group, columns=[name], use_threads=False)[name])
@@ -269,7 +273,7 @@ Source = dict[str, dict[str, Any]]
 """File path to the values of the columns in its folder names."""
 
 
-def source_of(src: Any) -> tuple[Source, dict[str, Field]]:
+def source_of(src: str | Sequence[str]) -> tuple[Source, dict[str, Field]]:
     """Return the Parquet files at the user's paths, and the columns of these files.
 
     The files are sorted within each path of the user. The columns are those of the first file,
@@ -416,7 +420,7 @@ def write(path: str, index: int, tables: Iterator[pa.Table]) -> int:
     return rows
 
 
-def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
+def _write(sink: BinaryIO | str, tables: Iterator[pa.Table]) -> int:
     """Write one or more tables to a Parquet file; return the number of rows."""
     first = next(tables)
     texts = [each.name for each in first.schema if pa.types.is_dictionary(each.type)]
@@ -441,7 +445,7 @@ def table_of(batch: LazyBatch) -> pa.Table:
     return pa.table({name: _written(batch[name]) for name in batch.names})
 
 
-def _written(column: Any) -> pa.Array:
+def _written(column: pa.Array | DictionaryColumn) -> pa.Array:
 
     if not isinstance(column, DictionaryColumn):
         return column.dictionary_encode() if pa.types.is_string(column.type) else column

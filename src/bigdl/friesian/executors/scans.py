@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +31,7 @@ from bigdl.orca.data.lake_tables.scans import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 _ROWS, _BYTES = 1 << 18, 1 << 28  # minimum size of merged batches
 MOST_BYTES = 1 << 29  # maximum size of a row group, which is held in memory
@@ -38,7 +39,7 @@ MOST_BYTES = 1 << 29  # maximum size of a row group, which is held in memory
 Work = Callable[[LazyBatch], "Iterator[pa.RecordBatch]"]
 
 
-def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
+def map_batches(df: DataFrame, function: Work, schema: str | StructType) -> DataFrame:
     """Apply a function to the batches of a DataFrame in Spark tasks.
 
     Parameters
@@ -53,7 +54,7 @@ def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
     return from_rows(df, function, schema) if batches is None else batches
 
 
-def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:
+def from_rows(df: DataFrame, function: Work, schema: str | StructType) -> DataFrame:
     """Apply a function to the Arrow batches of a DataFrame; Spark reads the rows."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -78,7 +79,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
+def from_files(df: DataFrame, function: Work, schema: str | StructType) -> DataFrame | None:
     """Apply a function to the Arrow batches of a DataFrame; pyarrow reads its Parquet files.
 
     Partitions and row order are those of Spark's scan. The footers are read now, the data when the
@@ -138,7 +139,7 @@ def _is_read_alike(columns: dict[str, str], rebase_mode: str, file: pq.ParquetFi
     )
 
 
-def _size(group: Any, columns: dict[str, str]) -> int:
+def _size(group: pq.RowGroupMetaData, columns: dict[str, str]) -> int:
     parts = map(group.column, range(group.num_columns))
     texts = (each for each in parts if columns.get(each.path_in_schema) == "string")
     rows = group.num_rows * sum(map(_width, columns.values()))

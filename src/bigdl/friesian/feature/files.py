@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from bigdl.common.checks import check_choice
 from bigdl.common.display import html_table
@@ -298,7 +298,7 @@ class TableReader(TableOutput):
         return cls(spark.active_spark().createDataFrame(pandas_df))
 
 
-def _with_types(df: DataFrame, dtype: Any) -> DataFrame:
+def _with_types(df: DataFrame, dtype: object) -> DataFrame:
     if isinstance(dtype, str):
         dtype = dict.fromkeys(df.columns, dtype)
     if isinstance(dtype, list | tuple):

@@ -16,6 +16,8 @@ from bigdl.orca.cluster.versions import shuffle, try_cast
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from bigdl.common.types import ColumnNames
+
 
 _ARITHMETIC: tuple[str, ...] = ("sum", "avg", "mean", "sum_distinct", "stddev", "stddev_pop")
 _ARITHMETIC += ("variance", "var_pop", "skewness", "kurtosis")
@@ -242,7 +244,7 @@ class JoinMethods(Table):
         sort_cols: str | list[str],
         shifts: int | Sequence[int] = 1,
         partition_cols: str | list[str] | None = None,
-        out_cols: Any = None,
+        out_cols: ColumnNames | Sequence[Sequence[str]] | None = None,
     ) -> Self:
         """Add columns with the difference between each number and the number in an earlier row.
 
@@ -379,7 +381,7 @@ class JoinMethods(Table):
         return self._clone(rows)
 
 
-def _wanted_aggregates(df: DataFrame, keys: list[str], agg: Any) -> list[tuple[str, str]]:
+def _wanted_aggregates(df: DataFrame, keys: list[str], agg: object) -> list[tuple[str, str]]:
     if isinstance(agg, Mapping):
         require_columns(df.columns, agg)
         return [(name, each) for name, some in agg.items() for each in as_names(some, "agg")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import pyarrow as pa
 
@@ -242,7 +242,7 @@ class TargetCode(Table):
         return type(self)(renamed.df, cat_col, means, keys)
 
 
-def dictionary_of(index: Any, name: str) -> Dictionary:
+def dictionary_of(index: object, name: str) -> Dictionary:
     if isinstance(index, Mapping):
         index = StringIndex.from_dict(dict(index), name)
     if not isinstance(index, Table):

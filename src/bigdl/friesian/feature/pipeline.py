@@ -559,7 +559,7 @@ class FeaturePipeline(FeatureMethods):
         return f"<FeaturePipeline of {len(self._steps)} steps, {state}>"
 
 
-def _frame(table: Any) -> DataFrame:
+def _frame(table: Table | DataFrame) -> DataFrame:
     if isinstance(table, Table):
         return table.df
     if not hasattr(table, "sparkSession"):

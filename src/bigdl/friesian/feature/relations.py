@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+    from bigdl.common.types import ColumnNames
     from bigdl.friesian.ops.operator import Operator
 
 _STATS = ("min", "max", "avg", "sum", "count")
@@ -375,7 +376,9 @@ class Table(CellMethods, TableOutput):
 
     # -- statistics ----------------------------------------------------------------------------
 
-    def get_stats(self, columns: str | list[str] | None, aggr: Any) -> dict[str, Any]:
+    def get_stats(
+        self, columns: str | list[str] | None, aggr: ColumnNames | Mapping[str, ColumnNames]
+    ) -> dict[str, Any]:
         """Return statistics of columns, computed in one job.
 
         Parameters
@@ -469,7 +472,7 @@ def _with_equal_types(frames: list[DataFrame]) -> list[DataFrame]:
     ]
 
 
-def _stats_of(aggr: Any, column: str) -> list[str]:
+def _stats_of(aggr: ColumnNames | Mapping[str, ColumnNames], column: str) -> list[str]:
     if isinstance(aggr, Mapping):
         if column not in aggr:
             raise UsageError(
@@ -491,7 +494,7 @@ def _stats_of(aggr: Any, column: str) -> list[str]:
     return stats
 
 
-def check_table(name: str, value: Any) -> Table:
+def check_table(name: str, value: object) -> Table:
     """Return `value`; raise a UsageError unless it is a Table."""
     if not isinstance(value, Table):
         raise UsageError(

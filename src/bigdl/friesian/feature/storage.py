@@ -1,9 +1,11 @@
 """Saving and loading of pipelines: ``pipeline.json`` and a Parquet file per state table."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +14,9 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.column_types import Field, Schema
 from bigdl.friesian.ops.operator import OPERATORS, FittedOperator, Operator
 from bigdl.orca.data.file import open_file_system
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _FORMAT = "bigdl.friesian.FeaturePipeline"
 _VERSION = 1
@@ -35,7 +40,7 @@ def save(
     fs.makedirs(folder, exist_ok=True)
     numbers = count()
 
-    def plain(value: Any) -> Any:
+    def plain(value: pa.Table | Field | np.generic) -> object:
         if isinstance(value, pa.Table):
             name = f"state-{next(numbers):03d}.parquet"
             pq.write_table(value, f"{folder}/{name}", filesystem=fs)
@@ -57,7 +62,7 @@ def load(path: str) -> tuple[list[Operator], dict[str, Field], list[FittedOperat
     """Read the operators, the data schema and the fitted operators of a saved pipeline."""
     fs, folder = open_file_system(path)
 
-    def with_tables(value: dict[str, Any]) -> Any:
+    def with_tables(value: dict[str, Any]) -> dict[str, Any] | pa.Table:
         if list(value) != [_TABLE]:
             return value
         # Arrow threads may hold the Python file slightly longer; a process that exits at that

@@ -27,6 +27,7 @@ from bigdl.orca.cluster.spark_calls import silent_when_closed
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
+    from sentence_transformers import SentenceTransformer
 
 
 __all__ = ["FeatureTable", "StringIndex", "Table", "TargetCode"]
@@ -246,14 +247,14 @@ def _embedding_function(encoder: Callable) -> Callable:
 
 
 @cache
-def _sentence_transformer(name: str) -> Any:
+def _sentence_transformer(name: str) -> SentenceTransformer:
     """Load a sentence-transformers model once per Python worker."""
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(name)
 
 
-def _by_sentence_transformer(name: str, texts: list[str]) -> Any:
+def _by_sentence_transformer(name: str, texts: list[str]) -> np.ndarray:
     return _sentence_transformer(name).encode(texts)
 
 

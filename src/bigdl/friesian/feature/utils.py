@@ -1,6 +1,9 @@
 """Conversion of feature tables to XShards."""
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,6 +12,9 @@ from bigdl.friesian.ops.column_types import require_columns
 from bigdl.friesian.ops.spark import as_names
 from bigdl.orca.data import SparkXShards
 from bigdl.orca.data.xshards.connect import rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
 
 
 def featuretable_to_xshards(
@@ -33,7 +39,7 @@ def featuretable_to_xshards(
     require_columns(columns, names)
     stacked = frozenset(names)
 
-    def shard(rows: Any) -> Any:
+    def shard(rows: Iterable[Row]) -> Iterator[dict[Hashable, np.ndarray]]:
         import pandas as pd
 
         arrays = {}

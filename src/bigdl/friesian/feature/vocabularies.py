@@ -268,7 +268,9 @@ class VocabularyEncoders(Table):
             for name, each in zip(names, learned, strict=True)
         ]
 
-    def reindex(self, columns: str | Sequence[str] = (), index_tbls: Any = ()) -> Self:
+    def reindex(
+        self, columns: str | Sequence[str] = (), index_tbls: Table | Sequence[Table] = ()
+    ) -> Self:
         """Replace values by ids from :meth:`gen_reindex_mapping`, and unknown values by 0.
 
         Nulls stay null.

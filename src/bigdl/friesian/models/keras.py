@@ -19,6 +19,8 @@ the embeddings are sharded. Ids outside of a column's range become 0, the id of 
 :class:`InBatchSoftmax` is the loss of :func:`two_tower`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -387,7 +389,7 @@ def _rows(
     dim: int,
     sharded: bool,
     sequences: Mapping[str, int] = MappingProxyType({}),
-) -> Any:
+) -> keras.KerasTensor:
     """Concatenate embeddings and numbers into one vector per row."""
     parts = _embedded(inputs, sizes, dim, "fields", sharded)
     lists = _embedded(inputs, sequences, dim, "lists", sharded, have_lengths=True)
@@ -402,7 +404,7 @@ def _rows(
     return _joined(parts)
 
 
-def _mean_of_known(vectors: Any, numbers: Any) -> Any:
+def _mean_of_known(vectors: keras.KerasTensor, numbers: keras.KerasTensor) -> keras.KerasTensor:
     """Average the vectors of each row in an array ``(n, length, dim)``, except vectors of id 0."""
     known = ops.cast(ops.expand_dims(ops.not_equal(numbers, 0), -1), vectors.dtype)
     return ops.sum(vectors * known, 1) / ops.maximum(ops.sum(known, 1), 1.0)
@@ -437,26 +439,28 @@ def _embedded(
     ]
 
 
-def _initializer(initializer: str | None) -> Any:
+def _initializer(initializer: str | None) -> str | keras.Initializer:
     """Return a new initializer for an embedding table; a shared one would repeat its values."""
     return initializer or keras.initializers.RandomNormal(stddev=0.05)
 
 
-def _known(number: Any, size: int) -> Any:
+def _known(number: keras.KerasTensor, size: int) -> keras.KerasTensor:
     """Replace out-of-range ids with 0."""
     is_known = ops.logical_and(number >= 0, number < size)
     return ops.where(is_known, number, ops.zeros_like(number))
 
 
-def _column(numbers: Any) -> Any:
+def _column(numbers: keras.KerasTensor) -> keras.KerasTensor:
     return layers.Reshape((1,))(numbers)
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _joined(parts: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
     return layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
 
 
-def _network(vectors: Any, hidden: Sequence[int], dropout: float) -> Any:
+def _network(
+    vectors: keras.KerasTensor, hidden: Sequence[int], dropout: float
+) -> keras.KerasTensor:
     for width in hidden:
         vectors = layers.Dense(width, activation="relu")(vectors)
         if dropout:
@@ -464,7 +468,7 @@ def _network(vectors: Any, hidden: Sequence[int], dropout: float) -> Any:
     return vectors
 
 
-def _model(inputs: Mapping[str, Any], score: Any) -> keras.Model:
+def _model(inputs: Mapping[str, Any], score: keras.KerasTensor) -> keras.Model:
     return keras.Model(dict(inputs), layers.Activation("sigmoid", name="chance")(score))
 
 

@@ -1,11 +1,18 @@
 """Adapter of TensorFlow Recommenders models, for training on several workers."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError, require
 
+if TYPE_CHECKING:
+    from types import ModuleType
 
-def TFRSModel(tfrs_model: Any) -> Any:
+    import keras
+
+
+def TFRSModel(tfrs_model: keras.Model) -> keras.Model:
     """Wrap a TensorFlow Recommenders model as a Keras model with per-row losses.
 
     Parameters
@@ -50,14 +57,14 @@ def TFRSModel(tfrs_model: Any) -> Any:
     return _wrapped(tensorflow, base, tfrs_model)
 
 
-def _keras_model_class(model: Any) -> type | None:
+def _keras_model_class(model: object) -> type | None:
     """Return the ``Model`` base class of a model, from ``keras`` or ``tf_keras``, or None."""
     models = (each for each in type(model).__mro__ if each.__name__ == "Model")
     packages = ("keras", "tf_keras")
     return next((each for each in models if each.__module__.split(".")[0] in packages), None)
 
 
-def _losses_per_row(model: Any) -> None:
+def _losses_per_row(model: keras.Model) -> None:
     """Disable the reduction of the losses of a model's tasks, so that each row has a loss."""
     layers = getattr(model, "_flatten_layers", None)
     for layer in layers() if layers is not None else model._layers:
@@ -66,7 +73,7 @@ def _losses_per_row(model: Any) -> None:
             loss.reduction = "none"
 
 
-def _wrapped(tf: Any, base: type, inner: Any) -> Any:
+def _wrapped(tf: ModuleType, base: type, inner: keras.Model) -> keras.Model:
     _losses_per_row(inner)
 
     class RowwiseModel(base):

@@ -14,6 +14,9 @@ from torch.nn import functional as F
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.schema import FeatureSchema, cardinalities, check_numbers
 
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
 
 class FieldEmbeddings(nn.Module):
     """Embeddings of several columns, stored in one table.
@@ -502,7 +505,7 @@ class _PairProducts(torch.autograd.Function):
     """Autograd version of :func:`pair_products` with a symmetric backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, pairs: Tensor, pair_index: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, vectors: Tensor, pairs: Tensor, pair_index: Tensor) -> Tensor:
         ctx.save_for_backward(vectors, pair_index)
         return pair_products(vectors, pairs)
 

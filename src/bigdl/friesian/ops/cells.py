@@ -342,7 +342,7 @@ class ParseText(Function):
     def single(self, *input_types: str) -> Callable[..., Any]:
         return self._value
 
-    def _value(self, value: str | None) -> Any:
+    def _value(self, value: str | None) -> bool | int | float | None:
         text = "" if value is None else value.strip(_SPACE)
         if self.dtype == "boolean":
             return _BOOLEANS.get(text.lower())

@@ -3,16 +3,21 @@
 No function of this module needs Spark.
 """
 
+from __future__ import annotations
+
 import ctypes
 import datetime
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ def to_arrow(dtype: str) -> pa.DataType:
     return next(each for each, name in _NAMES.items() if name == dtype)
 
 
-def single_value_array(value: Any, dtype: str) -> pa.Array:
+def single_value_array(value: object, dtype: str) -> pa.Array:
     """Build an Arrow array of length 1; None becomes null."""
     try:
         known = to_arrow(dtype)

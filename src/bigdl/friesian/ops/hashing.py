@@ -129,7 +129,7 @@ class Cross(Hash):
     def single(self, *input_types: str) -> Callable[..., Any]:
         of_text = super().single("string")
 
-        def of_values(*values: Any) -> Any:
+        def of_values(*values: object) -> object:
             is_null = any(value is None for value in values)
             return of_text(
                 None if is_null else self.separator.join(map(str, map(to_string, values)))
@@ -142,7 +142,7 @@ class Cross(Hash):
         return super().column(F.concat(*spaced[1:]))
 
 
-def _check_hash(bins: Any, what: str, method: Any) -> None:
+def _check_hash(bins: object, what: str, method: object) -> None:
     if type(bins) is not int or not 0 < bins < 2**31:
         raise UsageError(
             f"{what} should be a whole number from 1 to 2**31 - 1, got {bins!r}",
@@ -265,13 +265,13 @@ class CrossColumns(Operator):
         ]
 
 
-def _is_list_of(element_type: type, values: Any) -> bool:
+def _is_list_of(element_type: type, values: object) -> bool:
     return isinstance(values, list | tuple) and all(
         isinstance(each, element_type) for each in values
     )
 
 
-def _cross_names(crosses: Sequence[Sequence[str]], cross_col_names: Any) -> list[str]:
+def _cross_names(crosses: Sequence[Sequence[str]], cross_col_names: object) -> list[str]:
     if cross_col_names is None:
         cross_col_names = [None] * len(crosses)
     if not isinstance(cross_col_names, list | tuple):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from pyspark.sql import Column, DataFrame
 
+    from bigdl.common.types import ColumnNames
     from bigdl.friesian.ops.operator import State
 
 
@@ -174,7 +175,13 @@ class ScaleNumber(NumberFunction):
     kind = "float"
 
     def __init__(
-        self, low: Any, high: Any, minimum: float, maximum: float, clip: bool, source: str
+        self,
+        low: float | Sequence[float],
+        high: float | Sequence[float],
+        minimum: float,
+        maximum: float,
+        clip: bool,
+        source: str,
     ):
         self.minimum, self.maximum = float(minimum), float(maximum)
         self.clip, self.source = clip, source
@@ -261,7 +268,7 @@ class MinMaxScale(Operator):
     def check(self, before: Schema) -> None:
         self._check(before, column_types.is_numeric)
 
-    def _check(self, before: Schema, is_scalable: Any) -> None:
+    def _check(self, before: Schema, is_scalable: Callable[[str], bool]) -> None:
         message = (
             "The column {name} of type {dtype} cannot be scaled; it should hold numbers, or in a "
             "table arrays of numbers or vectors"
@@ -396,7 +403,14 @@ class CutBins(NumberOperator):
     method = "cut_bins"
 
     @classmethod
-    def of(cls, columns: Any, bins: Any, labels: Any, out_cols: Any, **options: Any) -> CutBins:
+    def of(
+        cls,
+        columns: ColumnNames,
+        bins: Any,
+        labels: Any,
+        out_cols: ColumnNames | None,
+        **options: Any,
+    ) -> CutBins:
         """Build the operator from the user's arguments."""
         names = as_names(columns)
         outputs = [f"{name}_bin" for name in names] if out_cols is None else as_names(out_cols)

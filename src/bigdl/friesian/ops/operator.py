@@ -126,7 +126,7 @@ class Function(ABC):
         The default wraps each value in an array of length 1.
         """
 
-        def of_values(*values: Any) -> Any:
+        def of_values(*values: object) -> object:
             return self.array(*map(column_types.single_value_array, values, input_types))[0].as_py()
 
         return of_values

@@ -13,7 +13,7 @@ and Phrases and their Compositionality", NIPS 2013).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from bigdl.friesian.ops.operator import State
+    from bigdl.friesian.ops.spark import BroadcastValue
 
 _ROWS = 1 << 16  # rows per output table: histories are much larger than their input
 _ALL = 2147483647
@@ -84,7 +85,7 @@ class AddHistSeq(Operator):
             for name, of in columns.items()
         }
 
-    def _order(self, names: Any) -> dict[str, str | None]:
+    def _order(self, names: Iterable[str]) -> dict[str, str | None]:
         """Return the output columns in order, with the source column of each history, else None."""
         histories = {f"{name}_hist_seq": name for name in self.cols}
         order: dict[str, str | None] = {}
@@ -234,7 +235,7 @@ class Padded(Function):
         Width of padding rows of a matrix that has no first row.
     """
 
-    def __init__(self, dtype: str, length: int, token: Any, row_len: int):
+    def __init__(self, dtype: str, length: int, token: float | str, row_len: int):
         inner, depth = column_types.innermost(dtype)
         self.dtype, self.inner, self.length, self.row_len = dtype, inner, length, row_len
         self.has_rows = depth > 1
@@ -355,7 +356,7 @@ _TICKETS = 1 << 38  # total tickets; multiplied by the rows of a batch they fit 
 _ENCODED = "whole numbers", "; encode it first"
 
 
-def _check_sizes(item_size: Any, neg_num: Any) -> None:
+def _check_sizes(item_size: object, neg_num: object) -> None:
     if isinstance(item_size, bool) or not isinstance(item_size, int) or item_size < 3:
         raise UsageError(
             "item_size should be the largest item id plus 1, and at least 3 so that there is "
@@ -366,7 +367,7 @@ def _check_sizes(item_size: Any, neg_num: Any) -> None:
     check_integer("neg_num", neg_num, 1)
 
 
-def _other_than(item: Column, item_size: int, *keys: Any) -> Column:
+def _other_than(item: Column, item_size: int, *keys: Column) -> Column:
     """Return a random item other than `item`; any item if `item` is null or not an item id."""
     is_item = item.isNotNull() & (item >= 1) & (item < item_size)
     bits = F.xxhash64(*keys)
@@ -545,7 +546,9 @@ def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float)
     return np.ceil(weights * (_TICKETS / max(total, 1.0))).astype(np.int64)
 
 
-def drawn_negatives(shipped: Any, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
+def drawn_negatives(
+    shipped: BroadcastValue, bits: pa.ListArray, excluded: pa.ListArray
+) -> pa.ListArray:
     """Draw an item for each random integer; rows whose items are all excluded get none.
 
     Parameters

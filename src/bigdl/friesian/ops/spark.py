@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import reduce, wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
@@ -24,7 +24,10 @@ from bigdl.orca.data.xshards.frames import F as F
 from bigdl.orca.data.xshards.frames import quoted as quoted
 
 if TYPE_CHECKING:
+    from pyspark import Broadcast
     from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+    from bigdl.common.types import ColumnNames
 
 
 # -- arguments of users ----------------------------------------------------------------------------
@@ -48,7 +51,7 @@ def check_different(names: Sequence[str], what: str) -> None:
         )
 
 
-def check_lengths(what: str, values: Sequence[Any], others: str, other_values: Any) -> None:
+def check_lengths(what: str, values: Sequence[Any], others: str, other_values: Sized) -> None:
     """Raise a UsageError unless two arguments have the same length."""
     if len(values) != len(other_values):
         raise UsageError(
@@ -90,7 +93,9 @@ def is_column(value: object) -> bool:
     return isinstance(value, Column)
 
 
-def names_of(df: DataFrame, columns: Any, has_type: Callable[[str], bool], what: str) -> list[str]:
+def names_of(
+    df: DataFrame, columns: ColumnNames, has_type: Callable[[str], bool], what: str
+) -> list[str]:
     """Return column names as a list; raise unless the columns exist and have an accepted type.
 
     Parameters
@@ -214,6 +219,8 @@ def as_number(time: Column, dtype: str) -> Column:
 
 
 _Function = TypeVar("_Function", bound=Callable)
+BroadcastValue: TypeAlias = "Broadcast[Any] | ConnectValue"
+"""A broadcast value, of classic Spark or of Spark Connect."""
 
 
 def action(function: _Function) -> _Function:
@@ -275,7 +282,7 @@ def unused_name(df: DataFrame | Iterable[str], purpose: str) -> str:
     return name
 
 
-def broadcast_value(value: Any, spark: Any) -> Any:
+def broadcast_value(value: object, spark: SparkSession) -> BroadcastValue:
     """Broadcast a value; Spark sends it to each worker process once."""
     context = getattr(spark, "_sc", None)
     return ConnectValue.of(spark, value) if context is None else context.broadcast(value)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,8 @@ from bigdl.orca.cluster.versions import by_sets, computed, frame_of_arrow, to_ar
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
+
+    from bigdl.common.types import ColumnNames
 
 COUNT = "target_encode_count"  # column of a code table with the rows of each category
 _COUNTS = ("count", "frequency")
@@ -65,10 +67,12 @@ def drop_duplicate_keys(table: DataFrame, keys: Sequence[str], values: Sequence[
     return rows.select(*map(col, keys), *shown)
 
 
+ArrayT = TypeVar("ArrayT", "Column", np.ndarray)
+
 # -- means of targets ------------------------------------------------------------------------------
 
 
-def smoothed(total: Any, count: Any, mean: Any, smooth: float) -> Any:
+def smoothed(total: ArrayT, count: ArrayT, mean: ArrayT, smooth: float) -> ArrayT:
     """Return smoothed category means, as if `smooth` more rows had the overall mean.
 
     The arguments are Spark columns or arrays.
@@ -104,7 +108,7 @@ class Encoding:
 
 
 def _group_names(
-    cat_cols: Any, targets: Sequence[str], out_cols: Any, infix: str
+    cat_cols: object, targets: Sequence[str], out_cols: object, infix: str
 ) -> tuple[list[list[str]], list[list[str]]]:
     """Return the groups of category columns, and for each group an output name per target.
 
@@ -136,7 +140,7 @@ def _group_names(
     return groups, names
 
 
-def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
+def _check_means(target_mean: object, targets: Sequence[str]) -> dict[str, float]:
     """Return the target means that the user passed, as floats; raise if they are invalid."""
     if target_mean is None:
         return {}
@@ -311,7 +315,7 @@ def _materialized(table: DataFrame) -> DataFrame:
 # -- means of earlier times ------------------------------------------------------------------------
 
 
-def time_folds(df: DataFrame, time_col: str, folds: Any, fold_col: str) -> DataFrame:
+def time_folds(df: DataFrame, time_col: str, folds: object, fold_col: str) -> DataFrame:
     """Return `df` with a column of time folds, numbered from 0.
 
     Parameters
@@ -443,7 +447,7 @@ class Codes(Function):
 
     is_costly = True
 
-    def __init__(self, table: pa.Table, code: str, default: Any):
+    def __init__(self, table: pa.Table, code: str, default: float | Sequence[float] | None):
         self.keys = [table[name].combine_chunks() for name in _keys(table)]
         self.codes, self.default = table[code].combine_chunks(), default
         self._vocabulary = Vocabulary(self.keys[0], self.codes)
@@ -478,7 +482,7 @@ def _known(sums: pa.Table) -> pa.Table:
     return sums.sort_by([(name, "ascending") for name in keys])
 
 
-def _total(sums: pa.Table, name: str) -> Any:
+def _total(sums: pa.Table, name: str) -> float:
     return pc.sum(sums[name]).as_py() or 0
 
 
@@ -564,7 +568,12 @@ class TargetEncode(GroupEncode):
 
     @classmethod
     def of(
-        cls, cat_cols: Any, target_cols: Any, target_mean: Any, out_cols: Any, *options: Any
+        cls,
+        cat_cols: object,
+        target_cols: ColumnNames,
+        target_mean: object,
+        out_cols: object,
+        *options: Any,
     ) -> TargetEncode:
         """Build the operator from the user's arguments."""
         targets = as_names(target_cols, "target_cols")
@@ -660,7 +669,7 @@ class TargetEncode(GroupEncode):
         return rows, statistics
 
     def by_times(
-        self, df: DataFrame, time_col: str, folds: Any
+        self, df: DataFrame, time_col: str, folds: object
     ) -> tuple[DataFrame, TargetStatistics]:
         """Return a table with codes from earlier time folds, and the per-category sums."""
         self._check(df)
@@ -695,7 +704,7 @@ class CountEncode(GroupEncode):
     method = "count_encode"
 
     @classmethod
-    def of(cls, cat_cols: Any, normalize: bool, out_cols: Any) -> CountEncode:
+    def of(cls, cat_cols: object, normalize: bool, out_cols: object) -> CountEncode:
         """Build the operator from the user's arguments, with one output per group."""
         if not isinstance(normalize, bool):
             raise UsageError(

@@ -45,6 +45,8 @@ from bigdl.orca.data.transformer.encoding import VocabularySource, sources_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from bigdl.friesian.ops.spark import BroadcastValue
+
 # Maximum number of keys to collect: about 30 MB of short strings, and about ten times as much in a
 # Python worker.
 DRIVER_KEYS = 1_000_000
@@ -391,7 +393,7 @@ def _join_tokens(
 
 
 def value_features(
-    df: DataFrame, outputs: Mapping[str, str], dictionary: Dictionary, default: Any
+    df: DataFrame, outputs: Mapping[str, str], dictionary: Dictionary, default: object
 ) -> DataFrame:
     """Add columns with the results of looking up values, or arrays of values, in a dictionary.
 
@@ -422,7 +424,9 @@ def value_features(
     return join(df, look_ups, results)
 
 
-def _values(broadcast_entries: Any, depth: int, default: Any, keys: pa.Array) -> pa.Array:
+def _values(
+    broadcast_entries: BroadcastValue, depth: int, default: object, keys: pa.Array
+) -> pa.Array:
     """Look up the keys in lists that are nested `depth` levels deep; unknown keys get `default`."""
     if not depth:
         values = broadcast_entries.value.find_repeated(keys)
@@ -431,7 +435,7 @@ def _values(broadcast_entries: Any, depth: int, default: Any, keys: pa.Array) ->
     return make_lists(list_lengths(keys), inner, keys.is_null())
 
 
-def _known_of(broadcast_entries: Any, keys: pa.Array) -> pa.Array:
+def _known_of(broadcast_entries: BroadcastValue, keys: pa.Array) -> pa.Array:
     return _known(broadcast_entries.value, keys)
 
 
@@ -444,7 +448,7 @@ def _known(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
     return make_lists(counts, values.drop_null(), pa.array(counts == 0))
 
 
-def _known_in_lists_of(broadcast_entries: Any, keys: pa.Array) -> pa.Array:
+def _known_in_lists_of(broadcast_entries: BroadcastValue, keys: pa.Array) -> pa.Array:
     return _known_in_lists(broadcast_entries.value, keys)
 
 
@@ -766,7 +770,7 @@ class CategoryEncode(Operator):
     method = "category_encode"
 
     @classmethod
-    def of(cls, columns: Any, freq_limit: Any, *options: Any) -> CategoryEncode:
+    def of(cls, columns: object, freq_limit: object, *options: Any) -> CategoryEncode:
         """Build the operator from the user's arguments."""
         sources = sources_of(columns, freq_limit)
         named = [{"src_cols": list(each.columns), "col_name": each.name} for each in sources]
@@ -863,7 +867,7 @@ class CategoryEncode(Operator):
         return encode_cells(df, dictionaries, self.broadcast, separator, *options)
 
 
-def check_oov_buckets(oov_buckets: Any, do_split: bool) -> None:
+def check_oov_buckets(oov_buckets: int, do_split: bool) -> None:
     """Check the number of ids for unknown values."""
     if check_integer("oov_buckets", oov_buckets, 0) and do_split:
         raise UsageError(

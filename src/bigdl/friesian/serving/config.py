@@ -336,7 +336,7 @@ def read_config(path: str | os.PathLike) -> Config:
     return config
 
 
-def _plain(yaml: Any, node: Any) -> Any:
+def _plain(yaml: Any, node: object) -> object:
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)

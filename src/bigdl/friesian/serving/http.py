@@ -100,7 +100,12 @@ class _Routes:
         return await self._answered(request, [_integer("the user", unquote(user))], k, count, None)
 
     async def _answered(
-        self, request: HttpRequest, users: list, k: Any, candidates: Any, deadline_ms: Any
+        self,
+        request: HttpRequest,
+        users: list,
+        k: int,
+        candidates: int | None,
+        deadline_ms: float | None,
     ) -> HttpAnswer:
         self._limits.check_ids(users)
         self._limits.check_k("k", k)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,6 +29,9 @@ from numpy.typing import ArrayLike
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError, require
 from bigdl.friesian.serving.rows import Ids, ids_of, table_of
+
+if TYPE_CHECKING:
+    from bigdl.friesian.serving.rows import TableSource
 
 METRICS = ("inner_product", "cosine", "l2")
 KINDS = ("flat", "ivf", "hnsw")
@@ -183,7 +186,11 @@ class ItemIndex:
 
     @classmethod
     def from_table(
-        cls, source: Any, id_col: str = "item", vector_col: str = "prediction", **options: Any
+        cls,
+        source: TableSource,
+        id_col: str = "item",
+        vector_col: str = "prediction",
+        **options: Any,
     ) -> ItemIndex:
         """Build an index from a table, such as the embeddings that an Estimator wrote.
 
@@ -251,7 +258,7 @@ class ItemIndex:
         queries: ArrayLike,
         k: int,
         exclude: Sequence[Any] | None = None,
-        allowed: Any = None,
+        allowed: ArrayLike | None = None,
     ) -> Candidates:
         """Return the best items for user vectors.
 
@@ -522,7 +529,12 @@ def _search_allowed(
 
 
 def _best(
-    state: _IndexState, query: np.ndarray, ids: np.ndarray, vectors: np.ndarray, k: int, seen: Any
+    state: _IndexState,
+    query: np.ndarray,
+    ids: np.ndarray,
+    vectors: np.ndarray,
+    k: int,
+    seen: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     if seen is not None and len(seen):
         kept = ~np.isin(ids, seen)

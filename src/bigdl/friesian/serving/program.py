@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -69,12 +69,20 @@ from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService
 from bigdl.nano.serving.workers import PeerWorkers, ServerWorker, Workers
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from bigdl.friesian.serving.rankers import Ranker
+    from bigdl.friesian.serving.stages import FeatureReader
+
 logger = logging.getLogger("bigdl.friesian.serving")
 
 _SWITCH = 0.0005  # thread switch interval in seconds
 _WAITING_THREADS = 8  # threads of a recommender whose stages wait for other services
 _POLL_INTERVAL = 2.0  # seconds between checks for new index and model files
 _BATCHING = ("max_batch_size", "max_delay_ms", "instances")
+
+PartT = TypeVar("PartT")
 
 
 class Serving:
@@ -246,7 +254,7 @@ class Serving:
 
     # -- parts, each created once -----------------------------------------------------------------
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+    def _once(self, name: str, make: Callable[[], PartT]) -> PartT:
         if name not in self._parts:
             self._parts[name] = part = make()
             if hasattr(part, "close"):
@@ -274,7 +282,7 @@ class Serving:
             "authority": config.get("server.authority"),
         }
 
-    def _remote(self, section: str, client: Any, **options: Any) -> Any:
+    def _remote(self, section: str, client: Callable[..., PartT], **options: Any) -> PartT:
         url = self.config.get(f"{section}.url")
         return self._once(
             f"{section} at {url}", lambda: client(url, **self._client_options, **options)
@@ -313,7 +321,7 @@ class Serving:
         return self._once("store", make)
 
     @property
-    def _features(self) -> Any:
+    def _features(self) -> FeatureReader:
         if self._is_routed:
             return self._sharded_features
         if "features.url" in self.config.values:
@@ -418,7 +426,7 @@ class Serving:
         return self._once("ranker", make)
 
     @property
-    def _ranker(self) -> Any:
+    def _ranker(self) -> Ranker:
         if "ranking.url" in self.config.values:
             return self._remote("ranking", RemoteRanker)
         return self._local_ranker
@@ -548,7 +556,7 @@ class _SharedIndex:
     def __init__(self, add: Callable[[dict[int, list[float]]], None], peers: PeerWorkers):
         self._add, self._peers = add, peers
 
-    def add_item(self, item_id: int, vector: Any) -> None:
+    def add_item(self, item_id: int, vector: ArrayLike) -> None:
         items = {int(item_id): np.asarray(vector, np.float32).tolist()}
         self._add(items)
         self._peers.ask("add", json.dumps(items).encode())
@@ -700,7 +708,9 @@ def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
     return written
 
 
-def _rows_of_shard(source: str, id_column: str, shard: Shard | None, id_type: str) -> Any:
+def _rows_of_shard(
+    source: str, id_column: str, shard: Shard | None, id_type: str
+) -> str | pa.Table:
     """Return the Parquet path itself, or only the rows of a shard if `shard` is set."""
     if shard is None:
         return source

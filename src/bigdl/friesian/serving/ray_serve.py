@@ -7,13 +7,18 @@ the requests over the replicas and restarts lost ones.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError, require
 from bigdl.friesian.serving.config import read_config
 from bigdl.friesian.serving.http import recommendation_json
 from bigdl.friesian.serving.program import Serving, limits_of
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
 
 __all__ = ["ray_application"]
 
@@ -28,7 +33,11 @@ class _RecommenderReplica:
         self._limits = limits_of(config)
 
     def recommend(
-        self, users: list[int], k: int = 10, candidates: int | None = None, deadline_ms: Any = None
+        self,
+        users: list[int],
+        k: int = 10,
+        candidates: int | None = None,
+        deadline_ms: float | None = None,
     ) -> list[dict[str, Any]]:
         """Return the items of each user in the format of ``POST /recommend``."""
         self._limits.check_ids(users)
@@ -41,7 +50,7 @@ class _RecommenderReplica:
             for each in self._recommender.recommend(users, k, candidates, deadline)
         ]
 
-    async def __call__(self, request: Any) -> Any:
+    async def __call__(self, request: Request) -> JSONResponse:
         """Answer an HTTP request that has the same body as ``POST /recommend``."""
         import asyncio
 
@@ -72,7 +81,7 @@ class _RecommenderReplica:
 
 def ray_application(
     config: str | os.PathLike, replicas: int = 1, cpus: float = 1.0, max_requests: int = 32
-) -> Any:
+) -> Application:
     """Return a Ray Serve application that runs a configured recommender.
 
     Parameters

@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -30,6 +30,12 @@ from bigdl.common.errors import UsageError, one_line, require
 from bigdl.common.timeouts import WRITER_LOCK_S
 from bigdl.friesian.serving.rows import Features, Layout, StoredRows, gather_features
 from bigdl.friesian.serving.store import FeatureStore, missing_table_error
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from redis import Redis
+    from redis.retry import Retry
 
 _AT_ONCE = 1000  # rows per command when a version is written
 
@@ -310,7 +316,7 @@ def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
         ) from error
 
 
-def _few_retries() -> Any:
+def _few_retries() -> Retry:
     """Return a retry policy with few retries and short delays."""
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
@@ -318,7 +324,7 @@ def _few_retries() -> Any:
     return Retry(ExponentialBackoff(cap=0.05, base=0.01), 2)
 
 
-def _by_sentinels(redis: Any, url: str, address: str, options: dict[str, Any]) -> Any:
+def _by_sentinels(redis: ModuleType, url: str, address: str, options: dict[str, Any]) -> Redis:
     hosts, _, path = address.partition("/")
     master, _, database = path.partition("/")
     if not master:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,15 @@ from bigdl.friesian.ops import column_types
 from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.data.file import open_file_system
 
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+    from pyspark.sql import DataFrame
+
 Column: TypeAlias = "np.ndarray | pa.Array"
+TableSource: TypeAlias = "pa.Table | pa.RecordBatch | pd.DataFrame | DataFrame | str | os.PathLike"
+"""A table, a data frame of pandas or Spark, or the path of Parquet files."""
 Ids: TypeAlias = "int | Iterable[int] | np.ndarray | pa.Array | pa.ChunkedArray"
 """Integer ids: a NumPy or Arrow array, or any sequence."""
 

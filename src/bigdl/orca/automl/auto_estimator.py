@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from optuna.trial import FrozenTrial
 
+    from bigdl.common.types import ColumnNames
+
 __all__ = ["AutoEstimator"]
 
 logger = logging.getLogger("bigdl.orca")
@@ -150,7 +152,7 @@ class AutoEstimator:
         *,
         model_creator: Callable,
         optimizer: str | Callable,
-        loss: Any,
+        loss: str | Callable[..., Any],
         logs_dir: str | None = None,
         resources_per_trial: Mapping[str, float] | None = None,
         name: str = "auto_pytorch_estimator",
@@ -213,20 +215,20 @@ class AutoEstimator:
 
     def fit(
         self,
-        data: Any,
+        data: object,
         epochs: int = 1,
-        validation_data: Any = None,
-        metric: Any = None,
-        metric_mode: Any = None,
+        validation_data: object = None,
+        metric: object = None,
+        metric_mode: object = None,
         metric_threshold: float | None = None,
         n_sampling: int = 1,
         search_space: Mapping[str, Any] | None = None,
-        search_alg: Any = None,
+        search_alg: object = None,
         search_alg_params: Mapping[str, Any] | None = None,
-        scheduler: Any = None,
+        scheduler: object = None,
         scheduler_params: Mapping[str, Any] | None = None,
-        feature_cols: Any = None,
-        label_cols: Any = None,
+        feature_cols: ColumnNames | None = None,
+        label_cols: ColumnNames | None = None,
         *,
         concurrency: int | None = None,
         seed: int = 0,

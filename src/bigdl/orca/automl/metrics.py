@@ -3,13 +3,18 @@
 The first axis of an array is the sample axis; ``"raw_values"`` keeps the other axes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 __all__ = [
     "MAE",
@@ -216,7 +221,7 @@ def _is_scores(y_true, y_pred) -> bool:
 
 
 def _named(name: str) -> Callable:
-    def metric(y_true: Any, y_pred: Any, multioutput: str = "raw_values") -> Any:
+    def metric(y_true: ArrayLike, y_pred: ArrayLike, multioutput: str = "raw_values") -> Any:
         return Evaluator.evaluate(name, y_true, y_pred, multioutput)
 
     metric.__doc__ = f"""Compute ``Evaluator.evaluate("{name}", …)``.

@@ -1,10 +1,16 @@
 """Functions that create PyTorch optimizers and losses by name or from user functions."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer
 
 __all__ = ["DEFAULT_LR", "LR_NAME", "optimizer_creator", "validate_pytorch_loss"]
 
@@ -45,7 +51,9 @@ def optimizer_creator(optimizer: str | Callable) -> Callable:
     return optimizer
 
 
-def _create_optimizer(make: Callable, model: Any, config: Mapping[str, Any]) -> Any:
+def _create_optimizer(
+    make: Callable, model: torch.nn.Module, config: Mapping[str, Any]
+) -> Optimizer:
     """Create an optimizer with the configuration's learning rate."""
     return make(model.parameters(), lr=config.get(LR_NAME, DEFAULT_LR))
 

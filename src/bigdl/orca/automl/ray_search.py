@@ -40,6 +40,7 @@ from bigdl.tuning.study import raise_log_level, record_process
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
+    from ray.tune.experiment import Trial as RayTrial
 
 _FOLDER = "ray"
 _RESOURCES = {"cpu": "CPU", "gpu": "GPU"}
@@ -164,14 +165,16 @@ def _to_ray_resources(bundle: Mapping[str, float]) -> dict[str, float]:
     return {_RESOURCES.get(name, name): amount for name, amount in bundle.items() if amount}
 
 
-def _request(bundles: Sequence[Mapping[str, float]]) -> Any:
+def _request(
+    bundles: Sequence[Mapping[str, float]],
+) -> dict[str, float] | tune.PlacementGroupFactory:
     """Return a trial's resources: a dict for one worker, else Tune's PlacementGroupFactory."""
     if len(bundles) == 1:
         return dict(bundles[0])
     return tune.PlacementGroupFactory([_to_ray_resources(b) for b in bundles], strategy="PACK")
 
 
-def _name(trial: Any) -> str:
+def _name(trial: RayTrial) -> str:
     return f"trial_{trial.trial_id}"
 
 
@@ -257,7 +260,7 @@ class _TuneSearch(tune.Callback):
         return {**config, ACTOR: self.name}
 
     def on_trial_result(
-        self, iteration: int, trials: list, trial: Any, result: dict, **info: Any
+        self, iteration: int, trials: list, trial: RayTrial, result: dict, **info: object
     ) -> None:
         step = result.get("step")
         if trial.trial_id not in self.running or step is None:
@@ -273,7 +276,9 @@ class _TuneSearch(tune.Callback):
         if changed != record.user_attrs.get("changed", {}):
             record.set_user_attr("changed", changed)
 
-    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+    def on_trial_complete(
+        self, iteration: int, trials: list, trial: RayTrial, **info: object
+    ) -> None:
         last = trial.last_result or {}
         step = None if "failure" in last else last.get("step")
         record = self._remove(trial, None if step is None else last)
@@ -285,14 +290,14 @@ class _TuneSearch(tune.Callback):
         else:
             self.records.end(record, step)
 
-    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: object) -> None:
         """Retry a trial once if its process was lost."""
         record = self._remove(trial, None)
         if record is not None:
             error = trial.get_error() or "The process of the trial was lost"
             self.records.mark_lost(record, error)
 
-    def _remove(self, trial: Any, result: dict | None) -> Trial | None:
+    def _remove(self, trial: RayTrial, result: dict | None) -> Trial | None:
         """Remove a running trial, as failed if `result` is None, and return the trial's record."""
         record, _ = self.running.pop(trial.trial_id, (None, None))
         if record is not None and self.searcher is not None:
@@ -315,7 +320,7 @@ class _Algorithm(SearchAlgorithm):
     def add_configurations(self, experiments: Any) -> None:
         self._generator.add_configurations(experiments)
 
-    def next_trial(self) -> Any:
+    def next_trial(self) -> RayTrial | None:
         return self._generator.next_trial()
 
     @property

@@ -8,6 +8,8 @@ group.  The sockets between the workers report the loss of a worker; a thread of
 failures that the sockets do not report.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import pickle
@@ -16,7 +18,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ray
 from ray import tune
@@ -28,6 +30,11 @@ from bigdl.common.timeouts import CLEAN_UP_S, TRIAL_FAILURE_S
 from bigdl.orca.automl.trial import TrialJob, TrialRun
 from bigdl.orca.engines.ray import kill
 from bigdl.runtime.channel import Address, AttemptChannel, Channel
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
 
 ACTOR = "bigdl_search_actor"
 """Key of a Tune configuration that holds the name of the SearchActor."""
@@ -109,7 +116,7 @@ class TrialWorker:
         self.run = None
 
 
-def _fetch(data: Any) -> Any:
+def _fetch(data: T | ray.ObjectRef[T]) -> T:
     """Return rows from the node's shared memory if `data` is an object reference."""
     return ray.get(data) if isinstance(data, ray.ObjectRef) else data
 
@@ -198,7 +205,7 @@ class TuneTrial(tune.Trainable):
         self._local_worker = TrialWorker(0, workers, address)
         self._peers = [_start_peer(rank, workers, address) for rank in range(1, workers)]
 
-    def _call_all(self, name: str, *arguments: Any) -> Any:
+    def _call_all(self, name: str, *arguments: object) -> Any:
         """Call a method in this process and on all peers.
 
         Raises

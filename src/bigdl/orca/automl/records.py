@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
-    from optuna.trial import FrozenTrial, Trial
+    from optuna.trial import FrozenTrial, Trial, TrialState
 
 _STUDY = "study.db"
 _DESCRIPTION = "search"
@@ -380,5 +380,5 @@ class TrialRecords:
         return [t for t in every if t.state.name != "FAIL" or "error" in t.user_attrs]
 
 
-def _state(name: str) -> Any:
+def _state(name: str) -> TrialState:
     return require("optuna", "automl").trial.TrialState[name]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from ray.tune.schedulers import TrialScheduler
     from ray.tune.search import Searcher
+    from ray.tune.search.sample import Domain
 
     from bigdl.orca.automl.trial import SearchGoal
 
@@ -299,7 +300,7 @@ class Strategy:
             ) from error
 
 
-def _lower(value: Any) -> str:
+def _lower(value: object) -> str:
     return value.lower() if isinstance(value, str) else ""
 
 
@@ -314,7 +315,7 @@ def _describe(value: object) -> str:
 # Domains of ray.tune -----------------------------------------------------------------------------
 
 
-def from_ray(value: Any) -> Any:
+def from_ray(value: Any) -> object:
     """Convert a ``ray.tune`` domain to a BigDL search space; return other values unchanged.
 
     Raises
@@ -351,7 +352,7 @@ def from_ray(value: Any) -> Any:
     )
 
 
-def _to_ray(distribution: Any) -> Any:
+def _to_ray(distribution: Any) -> Domain:
     """Convert a parameter's Optuna distribution to a ``ray.tune`` domain."""
     from ray import tune
 

@@ -47,7 +47,9 @@ class SearchMetric:
         """1 for metrics to maximize, -1 for metrics to minimize."""
         return 1 if self.mode == "max" else -1
 
-    def compute(self, y_true: Any, y_pred: Any) -> float:
+    def compute(
+        self, y_true: np.ndarray | Sequence[np.ndarray], y_pred: np.ndarray | Sequence[np.ndarray]
+    ) -> float:
         """Compute the metric of an array, or its mean over the arrays of several outputs."""
         if self.function is not None:
             value = np.asarray(self.function(y_true, y_pred))
@@ -109,8 +111,8 @@ class SearchGoal:
     @classmethod
     def of(
         cls,
-        metric: Any,
-        metric_mode: Any = None,
+        metric: object,
+        metric_mode: object = None,
         metric_threshold: float | None = None,
         *,
         known: Callable[[str], tuple[bool, str | None]] = lambda name: (False, None),
@@ -154,7 +156,7 @@ class SearchGoal:
 
 
 def _metric(
-    metric: Any, mode: Any, known: Callable[[str], tuple[bool, str | None]]
+    metric: object, mode: object, known: Callable[[str], tuple[bool, str | None]]
 ) -> SearchMetric:
     if mode not in (None, "min", "max"):
         raise UsageError(
@@ -183,7 +185,7 @@ def _metric(
     return SearchMetric(_name(metric), mode, metric)
 
 
-def _name(metric: Any) -> str:
+def _name(metric: object) -> str:
     return metric if isinstance(metric, str) else getattr(metric, "__name__", "metric")
 
 

@@ -27,9 +27,11 @@ from bigdl.orca.inference.inference_model import InferenceModel
 from bigdl.orca.inference.shipping import ShippedModel
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
-
-pa = LazyModule("pyarrow", "orca")
+    from pyspark.sql.types import StructType
+else:
+    pa = LazyModule("pyarrow", "orca")
 
 BatchFunction = Callable[[dict[str, Any], dict[str, InferenceModel]], Mapping[str, Any]]
 
@@ -191,7 +193,7 @@ def _names(columns: str | Sequence[str] | None) -> list[str]:
     return [columns] if isinstance(columns, str) else list(columns or ())
 
 
-def _size(name: str, size: Any) -> tuple[int, int]:
+def _size(name: str, size: object) -> tuple[int, int]:
     if not isinstance(size, list | tuple) or len(size) != 2:
         raise UsageError(
             f"images= needs (height, width) for column '{name}', got {size!r}",
@@ -237,7 +239,7 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _positional_fields(schema: Any) -> list:
+def _positional_fields(schema: StructType) -> list:
     """Return the schema's fields under positional names, which need no quoting in Spark."""
     field_type = type(schema.fields[0])
     return [field_type(f"p{i}", each.dataType) for i, each in enumerate(schema.fields)]
@@ -267,7 +269,7 @@ class _Program:
     skips: bool
     threads: int
 
-    def load_on(self, device: Any) -> _LoadedProgram:
+    def load_on(self, device: object) -> _LoadedProgram:
         models = {
             name: InferenceModel.of_origin(origin, self.threads)
             for name, origin in self.origins.items()
@@ -283,7 +285,7 @@ class _LoadedProgram:
     models: dict[str, InferenceModel]
     squeezes: bool = False
 
-    def __call__(self, batch: list) -> Any:
+    def __call__(self, batch: list) -> Mapping[str, Any]:
         return self.program.function(batch[0], self.models)
 
 
@@ -314,7 +316,9 @@ class _BatchSlicer:
             for low in range(0, batch.num_rows, self.batch_size):
                 yield batch.slice(low, self.batch_size)
 
-    def start(self, batch: Any, program: _Program, threads: ThreadPoolExecutor) -> _PendingBatch:
+    def start(
+        self, batch: pa.RecordBatch, program: _Program, threads: ThreadPoolExecutor
+    ) -> _PendingBatch:
         """Convert a slice's columns to arrays and start decoding its images."""
         waiting = {
             name: decode_images(
@@ -360,7 +364,7 @@ class _PendingBatch:
 
 
 def _task(
-    worker_of_task: Callable, rows: _BatchSlicer, names: list[str], schema: Any, threads: int
+    worker_of_task: Callable, rows: _BatchSlicer, names: list[str], schema: pa.Schema, threads: int
 ):
     def task(batches):
         with worker_of_task() as worker, ThreadPoolExecutor(threads) as decoders:
@@ -385,7 +389,7 @@ def _lookahead(values: Iterator) -> Iterator:
 
 
 def _call_function(
-    worker: _LoadedProgram, pending: _PendingBatch, names: list[str], schema: Any
+    worker: _LoadedProgram, pending: _PendingBatch, names: list[str], schema: pa.Schema
 ) -> list:
     """Call the function on a batch and return its result columns as Arrow arrays."""
     columns, rows = pending.columns_and_rows()
@@ -419,7 +423,7 @@ def _call_function(
 # -- columns ---------------------------------------------------------------------------------------
 
 
-def values_of(name: str, array: Any) -> np.ndarray:
+def values_of(name: str, array: pa.Array) -> np.ndarray:
     """Convert an Arrow column to an ndarray whose first axis is the rows.
 
     Arrays of equal length become further dimensions and timestamps become datetime64 in UTC.
@@ -442,7 +446,7 @@ def values_of(name: str, array: Any) -> np.ndarray:
     return objects
 
 
-def _array(name: str, values: Any, dtype: Any) -> Any:
+def _array(name: str, values: Any, dtype: pa.DataType) -> pa.Array:
     """Convert a result column of the function to an Arrow array of type `dtype`."""
     try:
         if isinstance(values, np.ndarray) and values.dtype != object:
@@ -458,7 +462,7 @@ def _array(name: str, values: Any, dtype: Any) -> Any:
         ) from error
 
 
-def _nested(values: np.ndarray, dtype: Any) -> Any:
+def _nested(values: np.ndarray, dtype: pa.DataType) -> pa.Array:
     """Convert an ndarray to an Arrow column with a list level per dimension after the first."""
     inner = dtype
     for _ in values.shape[1:]:

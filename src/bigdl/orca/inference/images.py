@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 def decode_images(
-    contents: Any,
+    contents: pa.Array,
     size: tuple[int, int],
     reduced: bool = True,
     threads: ThreadPoolExecutor | None = None,

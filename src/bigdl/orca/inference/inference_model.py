@@ -93,7 +93,11 @@ class InferenceModel:
         return self._fill(file_copies, read_model(model_path), str(model_path), trust)
 
     def load_module(
-        self, module, *, accelerate: str | None = None, sample: Any = None
+        self,
+        module,
+        *,
+        accelerate: str | None = None,
+        sample: np.ndarray | Sequence[np.ndarray] | None = None,
     ) -> InferenceModel:
         """Load a copy of a module or ``TorchModel``.
 
@@ -207,12 +211,12 @@ class InferenceModel:
         """Raise an error: Caffe models cannot be loaded."""
         _refuse("Models of Caffe", "convert the model to ONNX and use load_onnx", model_path)
 
-    def load_tensorflow(self, model_path: str, *args: Any, **kwargs: Any) -> NoReturn:
+    def load_tensorflow(self, model_path: str, *args: object, **kwargs: object) -> NoReturn:
         """Raise an error: TensorFlow 1 graphs cannot be loaded."""
         advice = "convert the model to OpenVINO or ONNX and use load_openvino or load_onnx"
         _refuse("Graphs of TensorFlow 1", advice, model_path)
 
-    def _fill(self, make_copies: Callable[..., list], *parts: Any) -> InferenceModel:
+    def _fill(self, make_copies: Callable[..., list], *parts: object) -> InferenceModel:
         """Build the copies with ``make_copies(count, *parts)``; Spark workers repeat this call."""
         return self._take(make_copies(self._count, *parts), (make_copies, *parts))
 
@@ -313,7 +317,7 @@ class _ShippedInferenceModel:
     origin: tuple
     threads: int
 
-    def load_on(self, device: Any) -> _LoadedInferenceModel:
+    def load_on(self, device: object) -> _LoadedInferenceModel:
         return _LoadedInferenceModel(InferenceModel.of_origin(self.origin, self.threads))
 
 
@@ -324,7 +328,7 @@ class _LoadedInferenceModel:
     model: InferenceModel
     squeezes: bool = False
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: np.ndarray | Sequence[np.ndarray]) -> np.ndarray | list[np.ndarray]:
         return self.model.predict(batch)
 
 
@@ -336,7 +340,7 @@ def _refuse(models: str, advice: str, path: str) -> NoReturn:
     )
 
 
-def _as_arrays(inputs: Any) -> list[np.ndarray]:
+def _as_arrays(inputs: object) -> list[np.ndarray]:
     items: Sequence[Any] = inputs if isinstance(inputs, list | tuple) else [inputs]
     if not items:
         raise UsageError(

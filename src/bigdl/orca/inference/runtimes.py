@@ -1,5 +1,7 @@
 """Model copies for PyTorch, ONNX Runtime, OpenVINO and Nano, as functions on lists of arrays."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import io
@@ -7,7 +9,7 @@ import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +18,13 @@ from bigdl.common.private_folders import scratch_folder
 from bigdl.common.trust import untrusted
 from bigdl.orca.data.file import read_bytes
 
+if TYPE_CHECKING:
+    import torch
+
 Copy = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
-def torch_copy(module: Any) -> Copy:
+def torch_copy(module: Callable[..., Any]) -> Copy:
     """Return a function that runs a module's forward pass on numpy arrays."""
 
     def run(inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -33,7 +38,7 @@ def torch_copy(module: Any) -> Copy:
     return run
 
 
-def _listed(outputs: Any) -> list:
+def _listed(outputs: object) -> list:
     """Return a model's outputs as a list."""
     if isinstance(outputs, dict):
         return list(outputs.values())
@@ -64,7 +69,7 @@ def network_copies(count: int, run: Copy, names: Sequence[str]) -> list[Copy]:
     return [checked] * count
 
 
-def module_copies(count: int, module: Any, *, threads: int | None = None) -> list[Copy]:
+def module_copies(count: int, module: torch.nn.Module, *, threads: int | None = None) -> list[Copy]:
     """Return functions that run `count` deep copies of a module with the process's threads."""
     check_module(module)
     copies = [copy.deepcopy(module) for _ in range(count)]
@@ -123,7 +128,7 @@ def openvino_copies(
 def nano_copies(
     count: int,
     files: Mapping[str, bytes],
-    module: Any,
+    module: torch.nn.Module | None,
     trust: bool,
     *,
     threads: int | None = None,
@@ -157,8 +162,8 @@ def nano_copies(
 
 
 def accelerated_model(
-    model: Any, method: str, batches: Sequence[tuple], threads: int | None
-) -> Any:
+    model: torch.nn.Module, method: str, batches: Sequence[tuple], threads: int | None
+) -> torch.nn.Module:
     """Convert a module with a Nano acceleration method.
 
     Parameters
@@ -180,7 +185,7 @@ def accelerated_model(
     )
 
 
-def saved_files(accelerated: Any) -> dict[str, bytes]:
+def saved_files(accelerated: torch.nn.Module) -> dict[str, bytes]:
     """Return the files that ``InferenceOptimizer.save`` writes for a model, by name."""
     from bigdl.nano.pytorch import InferenceOptimizer
 

@@ -4,19 +4,24 @@ A DataFrame's plan owns an immutable snapshot of the model, a broadcast that is 
 Each Python worker keeps its most recently used models loaded.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cloudpickle
 
 from bigdl.common.trust import digest_of
 from bigdl.runtime.serialization import pickled_by_value
 from bigdl.training.state import device_of_task, isolated_rng
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = (
@@ -89,7 +94,7 @@ class ShippedModel:
     broadcast : pyspark.Broadcast
     """
 
-    def __init__(self, model: Any, sc: Any, origin: tuple):
+    def __init__(self, model: object, sc: SparkContext, origin: tuple):
         self._origin = sc, *origin
         advice = "create such objects inside the model creator instead"
         data = pickled_by_value(model, "The model cannot be shipped to the workers", advice)
@@ -97,7 +102,7 @@ class ShippedModel:
         self.broadcast = sc.broadcast(data)
 
     @property
-    def owner(self) -> Any:
+    def owner(self) -> SparkContext:
         """The SparkContext that broadcast the model."""
         return self._origin[0]
 
@@ -125,7 +130,7 @@ class ShippedModel:
 
 
 def ship_model(
-    make: Callable[[], Any], previous: ShippedModel | None, sc: Any, *origin: Any
+    make: Callable[[], Any], previous: ShippedModel | None, sc: SparkContext, *origin: object
 ) -> ShippedModel:
     """Broadcast a model, or reuse the previous broadcast if `origin` is the same.
 

@@ -24,7 +24,7 @@ def check_counts(least: int = 1, **counts: int | None) -> None:
             check_integer(name, value, least)
 
 
-def check_loss_weight(value: Any, arguments: str, rows: str) -> None:
+def check_loss_weight(value: object, arguments: str, rows: str) -> None:
     """Raise an error if a ``loss_weight`` is not a function, ``"rows"`` or ``"sum"``."""
     if not (value in (None, "rows", "sum") or callable(value)):
         raise UsageError(
@@ -47,7 +47,7 @@ def check_config(config: dict | None, name: str = "config") -> dict:
 
 
 def check_creator(
-    name: str, creator: Any, parameters: tuple[str, ...], *, is_creator: bool = True
+    name: str, creator: object, parameters: tuple[str, ...], *, is_creator: bool = True
 ) -> None:
     """Raise an error if a creator function does not accept the arguments that it is called with.
 
@@ -190,7 +190,7 @@ def resolve_legacy_kwargs(
     return values
 
 
-def check_path(method: str, path: Any) -> str:
+def check_path(method: str, path: object) -> str:
     """Raise an error if `path` is not a path; return it as a str."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError(
@@ -199,7 +199,7 @@ def check_path(method: str, path: Any) -> str:
     return os.fspath(path)
 
 
-def resolve_path(method: Callable, old: Mapping[str, Any], old_name: str, path: Any) -> str:
+def resolve_path(method: Callable, old: Mapping[str, Any], old_name: str, path: object) -> str:
     """Return the path that a call passed under its current or its BigDL 2.0 argument name."""
     return check_path(
         method.__name__, resolve_legacy_kwargs(method, old, {old_name: "path"}).get("path", path)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.display import call_text, html_table
@@ -38,6 +38,11 @@ from bigdl.training.chart import FitChart
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.fit import FitCall, TrainingSession
 from bigdl.training.metrics import headline
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from bigdl.common.types import ColumnNames
 
 
 @dataclass
@@ -155,7 +160,7 @@ class PredictingEstimator(ABC):
         """Return the cluster that runs the prediction tasks for an input."""
         return active_spark()
 
-    def _predict(self, data: Any, request: PredictionRequest) -> Any:
+    def _predict(self, data: object, request: PredictionRequest) -> Any:
         """Return predictions for an input of any supported type."""
         self._check_prediction(request)
         options = self._predict_options(request)
@@ -218,7 +223,7 @@ class PredictingEstimator(ABC):
             )
         return None
 
-    def _function(self, request: PredictionRequest) -> Any:
+    def _function(self, request: PredictionRequest) -> Callable[..., Column]:
         """Return a Spark user-defined function that predicts with the model."""
         self._check_prediction(request)
         cluster = active_spark()
@@ -229,10 +234,10 @@ class PredictingEstimator(ABC):
             return sql_function(predictor, cluster.threads_per_task, first)
 
     @abstractmethod
-    def as_udf(self, *args: Any, **options: Any) -> Any:
+    def as_udf(self, *args: Any, **options: Any) -> Callable[..., Column]:
         """Return the model as a Spark user-defined function."""
 
-    def register(self, name: str, **options: Any) -> Any:
+    def register(self, name: str, **options: Any) -> Callable[..., Column]:
         """Register the model as a SQL function in the active Spark session.
 
         Parameters
@@ -407,7 +412,12 @@ class TrainingEstimator(PredictingEstimator):
     # -- data ----------------------------------------------------------------------------------
 
     def _feed(
-        self, data: Any, feature_cols: Any, label_cols: Any, config: dict, name: str | None = None
+        self,
+        data: object,
+        feature_cols: ColumnNames | None,
+        label_cols: ColumnNames | None,
+        config: dict,
+        name: str | None = None,
     ) -> Any:
         """Convert training or evaluation data to a Feed; raise an error if labels are missing."""
         feed = as_feed(data, feature_cols, label_cols, config, name=name, framework=self.framework)
@@ -422,7 +432,12 @@ class TrainingEstimator(PredictingEstimator):
         return feed
 
     def _training_feed(
-        self, data: Any, validation_data: Any, feature_cols: Any, label_cols: Any, config: dict
+        self,
+        data: object,
+        validation_data: object,
+        feature_cols: ColumnNames | None,
+        label_cols: ColumnNames | None,
+        config: dict,
     ) -> tuple[FeedGroup, Any]:
         """Return a FeedGroup of the training and validation data, and the training data's Feed."""
         feeds = {"data": self._feed(data, feature_cols, label_cols, config)}
@@ -467,15 +482,15 @@ class TrainingEstimator(PredictingEstimator):
 
     def predict_stream(
         self,
-        data: Any,
+        data: DataFrame,
         batch_size: int = 256,
         feature_cols: str | Sequence[str] | None = None,
         output_cols: str | Sequence[str] | None = None,
         *,
         accelerate: str | os.PathLike | None = None,
-        sample: Any = None,
+        sample: object = None,
         output: str = "raw",
-    ) -> Any:
+    ) -> DataFrame:
         """Return a streaming DataFrame with predictions.
 
         The streaming query keeps the current model, even if this Estimator trains further. With
@@ -546,9 +561,9 @@ class TrainingEstimator(PredictingEstimator):
         output_cols: str | Sequence[str] | None = None,
         *,
         accelerate: str | os.PathLike | None = None,
-        sample: Any = None,
+        sample: object = None,
         output: str = "raw",
-    ) -> Any:
+    ) -> Callable[..., Column]:
         """Return the model as a Spark user-defined function, for DataFrames and SQL.
 
         The function takes the model's inputs in order and returns the values of ``predict``. It
@@ -602,7 +617,7 @@ class TrainingEstimator(PredictingEstimator):
 
     def packed_model(
         self,
-        sample: Any = None,
+        sample: object = None,
         feature_cols: str | Sequence[str] | None = None,
         batch_size: int = 256,
         output_cols: str | Sequence[str] | None = None,

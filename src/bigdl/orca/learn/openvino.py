@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from bigdl.orca.learn.estimator import PredictingEstimator, PredictionRequest
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.runtime.cluster import Cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 __all__ = [
     "Estimator",
@@ -254,7 +257,7 @@ def _unsupported_method(
 ) -> Callable[..., NoReturn]:
     """Return a method that raises a UsageError, since OpenVINO networks do not support it."""
 
-    def refuse(self, *args: Any, **options: Any) -> NoReturn:
+    def refuse(self, *args: object, **options: object) -> NoReturn:
         raise UsageError(
             f"{method} is not implemented for OpenVINO networks: {advice}",
             code="unsupported",
@@ -363,8 +366,8 @@ class OpenvinoEstimator(PredictingEstimator):
         config: Mapping[str, Any] | None = None,
         *,
         output_cols: str | Sequence[str] | None = None,
-        sample: Any = None,
-    ) -> Any:
+        sample: object = None,
+    ) -> Callable[..., Column]:
         """Return the network as a Spark user-defined function, for DataFrames and SQL.
 
         The function takes the features and returns the values of :meth:`predict`. It keeps the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +27,9 @@ from bigdl.training.position import Position, StoppingCriterion
 from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
-    from bigdl.orca.automl.model.data import LoaderPart, RowsPart
+    from torch.utils.data import DataLoader
+
+    from bigdl.orca.automl.model.data import LoaderPart, RowsPart, TrialRows
     from bigdl.runtime.worker import Worker
 
 
@@ -112,7 +114,7 @@ class _TrialFitSettings(FitSettings):
     """Fit settings of a trial whose workers all hold the complete data and split it."""
 
     def open_batches(
-        self, shard: Any, worker: Worker, config: dict, made: Any = None
+        self, shard: TrialRows | DataLoader, worker: Worker, config: dict, made: object = None
     ) -> RowsPart | LoaderPart:
         return part_of(shard, worker)
 

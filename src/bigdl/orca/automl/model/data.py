@@ -98,7 +98,7 @@ class RowsPart(TensorShard):
             return permutation(self._count, of.seed, of.number)[self._part]
         return None if self.rows == self._count else np.arange(self._count)[self._part]
 
-    def ids_from(self, order: Any, start: int) -> None:
+    def ids_from(self, order: object, start: int) -> None:
         """Return None, because a trial restarts if the number of workers changes."""
 
     def in_order(self, batch_size: int) -> Any:
@@ -253,7 +253,7 @@ def trial_data(
     return rows
 
 
-def _with_names(data: Any, features: list, labels: list) -> tuple[Any, tuple[list, list]]:
+def _with_names(data: object, features: list, labels: list) -> tuple[Any, tuple[list, list]]:
     """Convert a frame and its targets to named columns; return other data unchanged."""
     if features or not isinstance(data, tuple | list) or len(data) != 2:
         return data, (features, labels)
@@ -307,7 +307,7 @@ def _rows(columns: Mapping[str, Any], features, labels, name) -> TrialRows:
     return TrialRows(x, y)
 
 
-def _rows_of_shard(shard: Shard, *names: Any) -> TrialRows:
+def _rows_of_shard(shard: Shard, *names: object) -> TrialRows:
     return _rows({column: shard.column(column) for column in shard.names}, *names)
 
 
@@ -330,7 +330,7 @@ def _on_ray(feed) -> Any:
         plan.close()
 
 
-def _read(reader, *names: Any) -> tuple[TrialRows | None, UsageError | None]:
+def _read(reader, *names: object) -> tuple[TrialRows | None, UsageError | None]:
     """Read all rows of a feed's input plan in a Ray task; return the rows or the error."""
     spec = SimpleNamespace(reader=reader, job=os.getpid(), active_jobs=(), world_size=1)
     with scratch_folder("rows") as folder:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     State = dict[str, torch.Tensor]
     Reduction = Literal["sum", "cat", "max", "min"]
+    import torchmetrics
+
+    from bigdl.common.types import Tensors
 else:
     torch = LazyModule("torch", "orca")
 
@@ -84,7 +87,7 @@ class TorchMetric(ABC):
         self.name = name
         self.reset()
 
-    def __call__(self, preds: Any, targets: Any, weights: Any = None) -> None:
+    def __call__(self, preds: Tensors, targets: Tensors, weights: Tensors | None = None) -> None:
         """Update the state with one batch.
 
         Parameters
@@ -157,7 +160,12 @@ class TensorState(TorchMetric):
         super().__init__(metric.get_name())
 
     def __call__(
-        self, preds: Any, targets: Any, weights: Any = None, *, threshold: float | None = None
+        self,
+        preds: Any,
+        targets: Tensors,
+        weights: Tensors | None = None,
+        *,
+        threshold: float | None = None,
     ) -> None:
         """Update the state with one batch.
 
@@ -172,7 +180,7 @@ class TensorState(TorchMetric):
             preds = (preds > threshold).to(preds.dtype)
         super().__call__(preds, targets, weights)
 
-    def update(self, preds: Any, targets: Any, *weights: Any) -> None:
+    def update(self, preds: Tensors, targets: Tensors, *weights: Tensors) -> None:
         """Update the state with a batch of at least one row; gradients are disabled."""
         for key, tensor in self._metric._batch_state(preds, targets, *weights).items():
             parts = [*self._parts[key], tensor]
@@ -330,7 +338,7 @@ class Metric(ABC):
         """Create the metric's TorchMetric state; called on every worker."""
 
     @staticmethod
-    def convert_metrics_list(metrics: Any, backend: str | None = None) -> list[TorchMetric]:
+    def convert_metrics_list(metrics: object, backend: str | None = None) -> list[TorchMetric]:
         """Create empty states from the ``metrics=`` argument of an Estimator.
 
         Parameters
@@ -367,7 +375,7 @@ class Metric(ABC):
         return states
 
     @staticmethod
-    def convert_metrics_dict(metrics: Any, backend: str | None = None) -> dict[str, TorchMetric]:
+    def convert_metrics_dict(metrics: object, backend: str | None = None) -> dict[str, TorchMetric]:
         """Create empty states as :meth:`convert_metrics_list` does, keyed by name.
 
         Parameters
@@ -401,7 +409,9 @@ class MergedMetric(Metric):
         return TensorState(self)
 
     @abstractmethod
-    def _batch_state(self, preds: Any, targets: Any, weights: Any = None) -> State:
+    def _batch_state(
+        self, preds: Tensors, targets: Tensors, weights: Tensors | None = None
+    ) -> State:
         """Return the state of a single batch.
 
         `weights` is passed only if ``takes_weights`` is True and the rows have weights.
@@ -412,7 +422,7 @@ class MergedMetric(Metric):
         return (state["total"].sum() / state["count"].sum()).float()
 
 
-def row_count(name: str, preds: Any, targets: Any) -> int:
+def row_count(name: str, preds: Tensors, targets: Tensors) -> int:
     """Return the number of rows of a nested batch, taken from its first tensor."""
     for leaf in _leaves([targets, preds]):
         return leaf.shape[0] if leaf.ndim else 1
@@ -424,7 +434,7 @@ def row_count(name: str, preds: Any, targets: Any) -> int:
     )
 
 
-def _leaves(batch: Any) -> Iterator[Any]:
+def _leaves(batch: object) -> Iterator[Any]:
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):
@@ -529,7 +539,7 @@ class TorchmetricsState(TorchMetric):
         depend on the number of workers.
     """
 
-    def __init__(self, metric: Any):
+    def __init__(self, metric: torchmetrics.Metric):
         self._metric = metric.clone().cpu()
         self.reductions = _torchmetrics_reductions(self._metric)
         for part in _nested_metrics(self._metric).values():
@@ -575,7 +585,7 @@ class TorchmetricsState(TorchMetric):
 _UPDATES = ".updates"  # not a valid attribute name, so no state has it
 
 
-def _nested_metrics(metric: Any) -> dict[str, Any]:
+def _nested_metrics(metric: torchmetrics.Metric) -> dict[str, Any]:
     """Return a metric and its components (as in ``a + b``) as a dict keyed by state key prefix."""
     import torchmetrics
 
@@ -586,7 +596,7 @@ def _nested_metrics(metric: Any) -> dict[str, Any]:
     }
 
 
-def _torchmetrics_reductions(metric: Any) -> dict[str, Reduction]:
+def _torchmetrics_reductions(metric: torchmetrics.Metric) -> dict[str, Reduction]:
     """Return how to merge each state key, such as ``"sum"``; ``"cat"`` joins lists of tensors."""
     from torchmetrics.wrappers.abstract import WrapperMetric
 
@@ -604,7 +614,7 @@ def _torchmetrics_reductions(metric: Any) -> dict[str, Reduction]:
     return reductions
 
 
-def reductions_of(metric: Any) -> dict[str, Reduction]:
+def reductions_of(metric: torchmetrics.Metric) -> dict[str, Reduction]:
     """Return the reductions of a ``torchmetrics.Metric``'s states, excluding nested metrics.
 
     Raises
@@ -630,7 +640,7 @@ def reductions_of(metric: Any) -> dict[str, Reduction]:
     return {name: known[state] for name, state in states.items()}
 
 
-def _unmergeable(metric: Any) -> UsageError:
+def _unmergeable(metric: object) -> UsageError:
     return UsageError(
         f"the torchmetrics metric {type(metric).__name__} cannot be merged across workers without "
         "changing its value; its states must be lists, or tensors reduced by sum, max or min",
@@ -723,7 +733,7 @@ def _unique_name(name: str, taken: set[str]) -> str:
     return candidate
 
 
-def _to_states(metric: Any, backend: str | None) -> list[TorchMetric]:
+def _to_states(metric: object, backend: str | None) -> list[TorchMetric]:
     """Return the state of a metric, or the states of all metrics of a collection."""
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is None or not isinstance(metric, torchmetrics.MetricCollection):

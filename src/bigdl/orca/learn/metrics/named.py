@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import LazyModule, UsageError
@@ -13,6 +13,7 @@ from bigdl.orca.learn.metrics.metric import MergedMetric, register_metric
 if TYPE_CHECKING:
     import torch
 
+    from bigdl.common.types import Tensors
     from bigdl.orca.learn.metrics.metric import Reduction, State
 else:
     torch = LazyModule("torch", "orca")
@@ -668,12 +669,12 @@ class PrecisionRecallCurve(CurveMetric):
 # -- conversion and checks of batches ------------------------------------------------------------
 
 
-def cpu_tensors(name: str, preds: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def cpu_tensors(name: str, preds: Tensors, targets: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """Convert predictions and targets to detached CPU tensors with at least one dimension."""
     return _cpu_tensor(name, "preds", preds), _cpu_tensor(name, "targets", targets)
 
 
-def _cpu_tensor(name: str, role: str, value: Any) -> torch.Tensor:
+def _cpu_tensor(name: str, role: str, value: object) -> torch.Tensor:
     import numpy as np
 
     if isinstance(value, np.ndarray | np.generic):
@@ -690,7 +691,7 @@ def _cpu_tensor(name: str, role: str, value: Any) -> torch.Tensor:
     return value.reshape(1) if value.ndim == 0 else value
 
 
-def row_weights(name: str, weights: Any, rows: int) -> torch.Tensor:
+def row_weights(name: str, weights: Tensors, rows: int) -> torch.Tensor:
     """Return a batch's row weights as a float64 CPU tensor of shape ``(rows,)``."""
     weights = _cpu_tensor(name, "weights", weights).to(torch.float64)
     if weights.numel() != rows:

@@ -165,10 +165,10 @@ class MXNetEstimator:
 
     def fit(
         self,
-        data: Any,
+        data: object,
         epochs: int = 1,
         batch_size: int = 32,
-        validation_data: Any = None,
+        validation_data: object = None,
         train_resize_batch_num: int | None = None,
         *,
         feature_cols: str | Sequence[str] | None = None,
@@ -282,7 +282,7 @@ class MXNetEstimator:
         """Stop the idle workers, which are Ray actors or local processes."""
         BACKENDS[self._backend].end_workers()
 
-    def predict(self, data: Any, *args: Any, **options: Any) -> NoReturn:
+    def predict(self, data: object, *args: object, **options: object) -> NoReturn:
         """Raise an error: not implemented, as in BigDL 2.x."""
         raise UsageError(
             "predict is not implemented for MXNet; save the weights and load them",
@@ -290,7 +290,7 @@ class MXNetEstimator:
             method="predict",
         )
 
-    def evaluate(self, data: Any, *args: Any, **options: Any) -> NoReturn:
+    def evaluate(self, data: object, *args: object, **options: object) -> NoReturn:
         """Raise an error: not implemented, as in BigDL 2.x."""
         raise UsageError(
             "evaluate is not implemented for MXNet; pass validation_data to fit",

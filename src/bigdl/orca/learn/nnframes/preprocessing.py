@@ -4,6 +4,8 @@ A preprocessing step maps the tensor of one row. The steps of this module proces
 one operation. A user function is called row by row, and its results are stacked.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,7 +55,7 @@ class Preprocessing:
         made = self.batch((row.float() if row.dtype == torch.float64 else row).unsqueeze(0))
         return tuple(t[0] for t in made) if isinstance(made, tuple) else made[0]
 
-    def batch(self, rows: torch.Tensor) -> Any:
+    def batch(self, rows: torch.Tensor) -> torch.Tensor:
         """Preprocess all rows of a batch.
 
         Parameters
@@ -248,7 +250,7 @@ class FeatureLabelPreprocessing:
     >>> _ = estimator.setSamplePreprocessing(preprocessing)
     """
 
-    def __init__(self, feature_transformer: Any, label_transformer: Any = None):
+    def __init__(self, feature_transformer: object, label_transformer: object = None):
         self.feature = as_preprocessing(feature_transformer)
         self.label = as_preprocessing(label_transformer)
 
@@ -285,7 +287,7 @@ class RowFunction(Preprocessing):
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
-def as_preprocessing(value: Any) -> Preprocessing | None:
+def as_preprocessing(value: object) -> Preprocessing | None:
     """Convert ``feature_preprocessing=`` or ``label_preprocessing=`` to a Preprocessing.
 
     Parameters

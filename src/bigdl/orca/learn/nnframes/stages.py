@@ -3,6 +3,8 @@
 The module also defines their parameters, and the conversion of models and optimizers.
 """
 
+from __future__ import annotations
+
 import contextlib
 import contextvars
 import copy
@@ -67,15 +69,15 @@ __all__ = [
 T = TypeVar("T")
 
 
-def _rate(name: str, value: Any) -> float:
+def _rate(name: str, value: object) -> float:
     return float(check_number(name, value, 0))
 
 
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: object) -> bool:
     return TypeConverters.toBoolean(value)
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: object) -> str:
     return TypeConverters.toString(value)
 
 
@@ -300,7 +302,7 @@ class ValidationSummary(Summary):
     _getter = "get_validation_summary"
 
 
-def _option(name: str) -> Any:
+def _option(name: str) -> Callable[[Any], Any]:
     """Return a getter method for an option; the getter returns None if the option is not set."""
     return lambda self: self._options.get(name)
 
@@ -431,7 +433,7 @@ class StageWriter(DefaultParamsWriter):
 class StageReader(MLReader):
     """Reads a stage that a :class:`StageWriter` wrote."""
 
-    def __init__(self, cls: Any, trust: bool = False):
+    def __init__(self, cls: type, trust: bool = False):
         super().__init__()
         self._cls, self._trust = cls, trust
 
@@ -541,7 +543,7 @@ class NNModel(Model, ModelParams, _Storable):
     [0.0, 2.0]
     """
 
-    def __init__(self, model: Any, feature_preprocessing: Any = None):
+    def __init__(self, model: Any, feature_preprocessing: object = None):
         super().__init__()
         self._setDefault(batchSize=32)
         self._model = as_module(model)
@@ -627,8 +629,8 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         self,
         model: Any,
         criterion: Any,
-        feature_preprocessing: Any = None,
-        label_preprocessing: Any = None,
+        feature_preprocessing: object = None,
+        label_preprocessing: object = None,
     ):
         super().__init__()
         self._setDefault(
@@ -912,7 +914,7 @@ def with_preprocessing(model: Any, preprocessing: Any) -> Any:
     return create
 
 
-def preprocessing_for(preprocessing: Any, dataset, column: str) -> Any:
+def preprocessing_for(preprocessing: object, dataset, column: str) -> object:
     """Return the user's preprocessing of a column, or the default for its type."""
     fields = {f.name: f.dataType.typeName() for f in dataset.schema.fields}
     if preprocessing is None and fields.get(column) in ("float", "double", "decimal"):
@@ -951,7 +953,7 @@ class NNClassifierModel(NNModel, ClassifierParams):
     [0.0, 1.0]
     """
 
-    def __init__(self, model: Any, feature_preprocessing: Any = None, *, logits: bool = False):
+    def __init__(self, model: Any, feature_preprocessing: object = None, *, logits: bool = False):
         super().__init__(model, feature_preprocessing)
         self._setDefault(threshold=0.5, zeroBasedLabel=True)
         self._logits = logits
@@ -1003,7 +1005,7 @@ class NNClassifier(NNEstimator, ClassifierParams):
         self,
         model: Any,
         criterion: Any,
-        feature_preprocessing: Any = None,
+        feature_preprocessing: object = None,
         *,
         zero_based_label: bool = True,
     ):

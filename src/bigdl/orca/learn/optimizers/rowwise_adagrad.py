@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bigdl.common.checks import check_number
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):
@@ -49,7 +52,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 0.01,
         eps: float = 1e-10,
         initial_accumulator_value: float = 0.0,

@@ -34,6 +34,7 @@ from bigdl.orca.inference.shipping import LoadedModel
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import Column
     from pyspark.sql.types import DataType
 else:
     pa = LazyModule("pyarrow", "orca")
@@ -142,7 +143,7 @@ def infer_outputs(model: LoadedModel, batch: list) -> list[OutputSpec]:
     ]
 
 
-def as_array(value: Any) -> np.ndarray:
+def as_array(value: object) -> np.ndarray:
     """Convert a model output to an array with a dtype that can be stored in a Spark column.
 
     Raises
@@ -382,7 +383,7 @@ class OutputColumns:
         made = self._columns(arrays, rows, list_column)
         return made[0] if len(made) == 1 else pa.StructArray.from_arrays(made, names=self.names)
 
-    def of_value(self, value: Any) -> list:
+    def of_value(self, value: Column) -> list:
         """Split a column that :meth:`sql_value` returned into the columns of :meth:`schema`."""
         from pyspark.sql import functions as F
 

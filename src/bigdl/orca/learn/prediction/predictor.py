@@ -426,7 +426,7 @@ def _outputs_of_shard(model: LoadedModel, shard, options: PredictOptions) -> lis
 
 
 def columns_as_trained(
-    shard: Any, feature_cols: Sequence[str], config: dict | None, known: list | None
+    shard: object, feature_cols: Sequence[str], config: dict | None, known: list | None
 ) -> list[Column]:
     """Return the columns of in-memory data in the dtypes of the training data.
 

@@ -64,7 +64,7 @@ def sql_function(
     made, owner = arrow_udf(task, columns.ddl, iterates=True), shipped.owner
 
     @functools.wraps(made)  # Spark reads the function's attributes when it registers it
-    def function(*arguments: Any) -> Column:
+    def function(*arguments: Column | str) -> Column:
         check_alive(owner, "function")
         return made(*arguments)
 

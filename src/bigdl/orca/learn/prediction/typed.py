@@ -38,7 +38,7 @@ class Predict(Protocol[P]):
 class PredictMethod(Protocol[P]):
     """Static type of a ``predict`` method; an instance's ``predict`` has type :class:`Predict`."""
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Predict[P]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Predict[P]: ...
 
 
 def typed_predict(method: Callable[Concatenate[Any, Any, P], Any]) -> PredictMethod[P]:

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,9 @@ from bigdl.orca.inference.runtimes import accelerated_model, nano_files, saved_f
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model
 from bigdl.orca.learn.pytorch.prediction import LoadedTorchModel, TorchSnapshot
+
+if TYPE_CHECKING:
+    pass
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -44,7 +47,7 @@ _TIMED_CALLS = 20
 _COMPARED_ROWS = 64  # calibration uses more
 
 
-def _dtypes_of(value: Any) -> tuple:
+def _dtypes_of(value: object) -> tuple:
     """Return the dtypes of the tensors in a nested value, in order."""
     return tuple(getattr(leaf, "dtype", None) for leaf in flatten(value)[0])
 
@@ -147,7 +150,9 @@ class Acceleration:
         Values that identify the acceleration, in addition to those of the model.
     """
 
-    def __init__(self, accelerate: Any, sample: Sample, batch_size: int, threads: int):
+    def __init__(
+        self, accelerate: str | os.PathLike | None, sample: Sample, batch_size: int, threads: int
+    ):
         self._name, self._sample = str(accelerate), sample
         self._batch_size, self._threads = batch_size, threads
         directory = _directory_of(accelerate)
@@ -196,7 +201,7 @@ class Acceleration:
         return replace(saved, trust=True)  # already verified here; users of tasks have other keys
 
 
-def _directory_of(accelerate: Any) -> Path | None:
+def _directory_of(accelerate: object) -> Path | None:
     """Return `accelerate` as a directory path, or None if it is a method name."""
     from bigdl.nano.pytorch.inference.methods import METHODS
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from bigdl.training.state import to_device
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
+    from bigdl.common.types import Tensors
     from bigdl.runtime.shards.batches import BatchPlan
     from bigdl.runtime.worker import Worker
     from bigdl.training.batches import BatchSource
@@ -45,7 +47,9 @@ class DeviceBatches:
             self._threads = ThreadPoolExecutor(1, "bigdl-batches")
             worker.at_exit(self._threads.shutdown)
 
-    def get(self, step: int, start: int, stop: int, plan: BatchPlan, order: Any) -> Any:
+    def get(
+        self, step: int, start: int, stop: int, plan: BatchPlan, order: np.ndarray | None
+    ) -> Tensors:
         """Return the batch of a step: rows `start` to `stop` of this worker's row order."""
         ahead, self._next = self._next, None
         if ahead is not None and ahead[0] == (step, start, stop) and ahead[1] is order:
@@ -60,7 +64,9 @@ class DeviceBatches:
                 self._next = (step + 1, start, stop), order, pending
         return batch
 
-    def _prefetch(self, start: int, stop: int, order: Any) -> tuple[Any, torch.cuda.Event]:
+    def _prefetch(
+        self, start: int, stop: int, order: np.ndarray | None
+    ) -> tuple[Any, torch.cuda.Event]:
         import torch
         from torch.utils._pytree import tree_map_only
 
@@ -72,7 +78,7 @@ class DeviceBatches:
             )
             return moved, self._stream.record_event()
 
-    def _receive(self, future: Future) -> Any:
+    def _receive(self, future: Future) -> Tensors:
         import torch
         from torch.utils._pytree import tree_iter
 
@@ -85,7 +91,7 @@ class DeviceBatches:
         return batch
 
 
-def _size(batch: Any) -> int:
+def _size(batch: Tensors) -> int:
     """Return the total bytes of a batch's tensors."""
     import torch
     from torch.utils._pytree import tree_iter

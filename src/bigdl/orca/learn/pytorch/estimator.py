@@ -119,7 +119,7 @@ class Estimator:
         model: torch.nn.Module | Callable | None = None,
         optimizer: torch.optim.Optimizer | Callable | None = None,
         loss: Callable | None = None,
-        metrics: Any = None,
+        metrics: object = None,
         backend: str = "spark",
         config: dict | None = None,
         workers_per_node: int = 1,
@@ -132,7 +132,7 @@ class Estimator:
         scheduler_step_freq: str | None = None,
         precision: str = "fp32",
         num_to_keep: int = 2,
-        training_operator_cls: Any = None,
+        training_operator_cls: None = None,
         initialization_hook: Callable | None = None,
         loss_weight: Callable | str | None = None,
         **old,
@@ -341,7 +341,7 @@ class PyTorchEstimator(TrainingEstimator):
         parts: ModelParts,
         options: EstimatorOptions,
         *,
-        metrics: Any = None,
+        metrics: object = None,
         use_tqdm: bool = False,
         precision: str = "fp32",
     ):
@@ -364,7 +364,7 @@ class PyTorchEstimator(TrainingEstimator):
 
     def fit(
         self,
-        data: Any,
+        data: object,
         epochs: int = 1,
         max_steps: int | None = None,
         batch_size: int = 32,
@@ -372,7 +372,7 @@ class PyTorchEstimator(TrainingEstimator):
         reduce_results: bool = True,
         feature_cols: str | Sequence[str] | None = None,
         label_cols: str | Sequence[str] | None = None,
-        validation_data: Any = None,
+        validation_data: object = None,
         callbacks: Sequence[Any] | None = None,
         *,
         max_failures: int | FailurePolicy | None = None,
@@ -643,7 +643,7 @@ Ray also RayXShards or a ray.data.Dataset
 
     def evaluate(
         self,
-        data: Any,
+        data: object,
         batch_size: int = 32,
         num_steps: int | None = None,
         profile: bool = False,
@@ -746,7 +746,7 @@ Ray also RayXShards or a ray.data.Dataset
     @typed_predict
     def predict(
         self,
-        data: Any,
+        data: object,
         batch_size: int = 32,
         feature_cols: str | Sequence[str] | None = None,
         output_cols: str | Sequence[str] | None = None,
@@ -1180,7 +1180,7 @@ RayXShards or a ray.data.Dataset
         super().shutdown()
 
 
-def _as_list(values: Any) -> list:
+def _as_list(values: object) -> list:
     return list(values) if isinstance(values, list | tuple) else [values]
 
 

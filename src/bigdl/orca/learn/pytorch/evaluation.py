@@ -3,6 +3,8 @@
 Loss and metrics are merged exactly across workers.
 """
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import json
@@ -227,7 +229,7 @@ class TorchRunner:
 
     # -- values for other callbacks ------------------------------------------------------------
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Store a value for other callbacks of this worker under a new key."""
         if key in self._values:
             raise UsageError(
@@ -241,7 +243,7 @@ class TorchRunner:
         """Return the value stored under a key."""
         return self._values[self._known(key)]
 
-    def update(self, key: str, value: Any) -> None:
+    def update(self, key: str, value: object) -> None:
         """Replace the value stored under a key."""
         self._values[self._known(key)] = value
 

@@ -39,7 +39,10 @@ from bigdl.training.loss_form import (
 from bigdl.training.state import isolated_rng
 
 if TYPE_CHECKING:
+    from bigdl.common.types import Tensors
     from bigdl.orca.learn.pytorch.lightning import LightningForward
+    from bigdl.orca.learn.pytorch.parts import ModelParts
+    from bigdl.orca.learn.types import Criterion
 
 _OR_MAIN_CALLBACK = "or pass a MainCallback whose on_iter_forward splits the batch"
 
@@ -59,7 +62,7 @@ class BatchColumns:
     features: Sequence[str] | None = None
     labels: Sequence[str] | None = None
 
-    def split(self, batch: Any) -> tuple[list, dict, Any]:
+    def split(self, batch: Tensors) -> tuple[list, dict, Any]:
         """Split a batch into model inputs and target.
 
         Returns
@@ -289,17 +292,19 @@ _NUMPY_NAMES = {
 }
 
 
-def takes_named_inputs(model: Any) -> bool:
+def takes_named_inputs(model: object) -> bool:
     """Return True for a Hugging Face model, which takes its inputs by name."""
     return isinstance(getattr(model, "main_input_name", None), str)
 
 
-def has_builtin_loss(model: Any) -> bool:
+def has_builtin_loss(model: torch.nn.Module) -> bool:
     """Return True if the model's forward takes labels and computes the loss."""
     return takes_named_inputs(model) or "labels" in inspect.signature(model.forward).parameters
 
 
-def named_inputs(model: Any, inputs: Sequence[Any], names: Sequence[str]) -> dict | None:
+def named_inputs(
+    model: torch.nn.Module, inputs: Sequence[Any], names: Sequence[str]
+) -> dict | None:
     """Return the inputs of a Hugging Face model by name, or None for other models."""
     if not takes_named_inputs(model):
         return None
@@ -314,7 +319,7 @@ def _parameters(model) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(model.forward).parameters
 
 
-def is_record(output: Any) -> bool:
+def is_record(output: object) -> bool:
     """Return True for a dict, a named tuple or a dataclass."""
     has_fields = hasattr(output, "_fields") or hasattr(output, "__dataclass_fields__")
     return isinstance(output, Mapping) or (has_fields and not isinstance(output, type))
@@ -349,12 +354,12 @@ _ELEMENTWISE = (
 _PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric")
 
 
-def is_lightning(model: Any) -> bool:
+def is_lightning(model: object) -> bool:
     """Return True if a model is a LightningModule."""
     return lightning_base(model) is not None
 
 
-def lightning_base(model: Any) -> Any:
+def lightning_base(model: object) -> type | None:
     """Return the LightningModule base class of a model, or None."""
     for cls in type(model).__mro__:
         if cls.__name__ == "LightningModule" and cls.__module__.split(".")[0] in _PACKAGES:
@@ -385,7 +390,7 @@ class ForwardPass(ABC):
 
     def __init__(
         self,
-        model: Any,
+        model: torch.nn.Module,
         columns: BatchColumns | None = None,
         loss_weights: LossWeights | None = None,
     ):
@@ -401,14 +406,14 @@ class ForwardPass(ABC):
         return "The loss, a lambda," if name == "<lambda>" else f"The loss {name}"
 
     @abstractmethod
-    def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
+    def forward(self, batch: Tensors, index: int) -> tuple[Any, Any, Any]:
         """Return a batch's output, target and loss; the loss is None without a criterion."""
 
-    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
+    def evaluate(self, batch: Tensors, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
         """Return a validation batch's output, target and loss."""
         return self.forward(batch, index)
 
-    def weights(self, batch: Any) -> torch.Tensor | None:
+    def weights(self, batch: Tensors) -> torch.Tensor | None:
         """Return the row weights of a batch, or None if it has none."""
         return None
 
@@ -416,7 +421,9 @@ class ForwardPass(ABC):
         """Return the divisor of the mean loss over this worker's rows of a batch."""
         return self.loss_weights.of(loss, output, target, rows)
 
-    def probe_loss(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
+    def probe_loss(
+        self, batch: Tensors, output: Any, target: Any, rows: int, loss: Any
+    ) -> ProbeResult:
         """Detect the reduction of the loss from a batch.
 
         The model and the random generators are left unchanged.
@@ -451,7 +458,7 @@ class ForwardPass(ABC):
                 return output[:, 1].double() - output[:, 0].double()
         return output
 
-    def infer_sizes(self, batch: Any) -> None:
+    def infer_sizes(self, batch: Tensors) -> None:
         """Initialize lazy layers with a forward pass."""
         inputs, named, _ = self.columns.split(batch)
         training = self.model.training
@@ -506,8 +513,8 @@ class PlainForward(ForwardPass):
 
     def __init__(
         self,
-        model: Any,
-        criterion: Any,
+        model: torch.nn.Module,
+        criterion: Criterion | None,
         columns: BatchColumns | None = None,
         loss_weights: LossWeights | None = None,
     ):
@@ -517,14 +524,14 @@ class PlainForward(ForwardPass):
         self._over_classes = isinstance(criterion, _OVER_CLASSES)
         self._last_loss: Any = None  # the last loss
 
-    def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
+    def forward(self, batch: Tensors, index: int) -> tuple[Any, Any, Any]:
         inputs, named, target = self.columns.split(batch)
         output, loss = self._run(inputs, named), None
         if self.criterion is not None:
             loss = self._last_loss = self.call_criterion(self.criterion, output, target)
         return output, target, loss
 
-    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
+    def evaluate(self, batch: Tensors, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
         inputs, named, target = self.columns.split(batch)
         output, loss = self._run(inputs, named), None
         if self.criterion is None:
@@ -543,7 +550,9 @@ class PlainForward(ForwardPass):
             return self.model(**named)
         return call_model(self.model, inputs, self.columns.features or ())
 
-    def probe_loss(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
+    def probe_loss(
+        self, batch: Tensors, output: Any, target: Any, rows: int, loss: Any
+    ) -> ProbeResult:
         criterion = self.criterion
         has_rows = any(rows in tensor.shape[:2] for tensor in tensors_in(output))
         if criterion is None or loss is not self._last_loss or not has_rows:
@@ -643,18 +652,18 @@ class BuiltInLossForward(PlainForward):
 
     def __init__(
         self,
-        model: Any,
+        model: torch.nn.Module,
         columns: BatchColumns | None = None,
         loss_weights: LossWeights | None = None,
     ):
         super().__init__(model, None, columns, loss_weights or LossWeights())
 
-    def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
+    def forward(self, batch: Tensors, index: int) -> tuple[Any, Any, Any]:
         output, target = self._with_labels(batch)
         loss = self._last_loss = self._loss_of(output)
         return output, target, loss
 
-    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
+    def evaluate(self, batch: Tensors, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
         if self.loss_weights.is_known or has_tables(self.model):
             return self.forward(batch, index)
         with readable_graph():
@@ -662,7 +671,9 @@ class BuiltInLossForward(PlainForward):
         loss = self._last_loss = self._loss_of(output)
         return map_tensors(torch.Tensor.detach, output), target, loss
 
-    def probe_loss(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
+    def probe_loss(
+        self, batch: Tensors, output: Any, target: Any, rows: int, loss: Any
+    ) -> ProbeResult:
         if loss is not self._last_loss or has_tables(self.model) or self._probes > 1:
             return ForwardPass.probe_loss(self, batch, output, target, rows, loss)
         self._probes += 1
@@ -725,7 +736,7 @@ class BuiltInLossForward(PlainForward):
         return loss
 
 
-def _required(function: Any) -> int | None:
+def _required(function: Criterion) -> int | None:
     """Return the number of required positional arguments of a loss, or None if unknown."""
     function = function.forward if isinstance(function, nn.Module) else function
     try:
@@ -736,7 +747,7 @@ def _required(function: Any) -> int | None:
     return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
-def _known_reduction(criterion: Any) -> str:
+def _known_reduction(criterion: object) -> str:
     """Return the reduction of a torch loss, or ``""`` for other losses."""
     # a subclass may compute something else
     if criterion is None or type(criterion).__module__ != nn.MSELoss.__module__:
@@ -775,7 +786,7 @@ def _class_weights(criterion: Any, labels: torch.Tensor) -> torch.Tensor:
 _OTHER_MEANS = ("CTCLoss", "AdaptiveLogSoftmaxWithLoss")
 
 
-def check_weighted(parts: Any, metrics: Any) -> None:
+def check_weighted(parts: ModelParts, metrics: Sequence[object]) -> None:
     """Raise an error if the loss or a metric does not support row weights."""
     from bigdl.orca.learn.metrics import Metric
 
@@ -805,7 +816,9 @@ class WeightedForward(PlainForward):
     rows becomes ``sum(w * loss)``.
     """
 
-    def __init__(self, model: Any, criterion: Any, columns: BatchColumns | None = None):
+    def __init__(
+        self, model: torch.nn.Module, criterion: Criterion, columns: BatchColumns | None = None
+    ):
         self._each, is_sum = _unreduced(criterion)
         super().__init__(model, criterion, columns, LossWeights(SUM if is_sum else ROWS))
         self._counted = 0.0
@@ -813,10 +826,10 @@ class WeightedForward(PlainForward):
     def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
         return self._counted
 
-    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
+    def evaluate(self, batch: Tensors, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
         return self.forward(batch, index)
 
-    def weights(self, batch: Any) -> torch.Tensor:
+    def weights(self, batch: Tensors) -> torch.Tensor:
         """Return the row weights of a batch, of shape (rows,)."""
         *_, weights = self.columns.split(batch)[-1]
         weights = weights.reshape(len(weights))
@@ -885,7 +898,7 @@ class WeightedForward(PlainForward):
             code="loss-unsupported",
         )
 
-    def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
+    def forward(self, batch: Tensors, index: int) -> tuple[Any, Any, torch.Tensor]:
         inputs, named, (*targets, _) = self.columns.split(batch)
         output = self._run(inputs, named)
         target = targets[0] if len(targets) == 1 else tuple(targets)

@@ -14,7 +14,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -32,6 +32,18 @@ from bigdl.training.fit import FitContext
 from bigdl.training.loss_form import LossWeights
 from bigdl.training.position import Position, StoppingCriterion
 from bigdl.training.state import dumps, loads
+
+if TYPE_CHECKING:
+    from typing import NoReturn, Self
+
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from bigdl.common.types import Tensors
+    from bigdl.orca.learn.pytorch.parts import BuiltParts
+    from bigdl.training.fit import EpochRunner
+
+T = TypeVar("T")
 
 GUIDE = "docs/guides/from-lightning"
 
@@ -59,14 +71,14 @@ _REDUCTIONS: dict[Any, str] = {
 }
 
 
-def overrides(model: Any, name: str) -> bool:
+def overrides(model: object, name: str) -> bool:
     """Return True if a LightningModule overrides a hook."""
     hook = getattr(type(model), name, None)
     is_overridden = hook is not None and hook is not getattr(lightning_base(model), name, None)
     return is_overridden or name in vars(model)
 
 
-def dropped_hooks(model: Any, *, has_loss: bool, in_driver: bool = False) -> str | None:
+def dropped_hooks(model: object, *, has_loss: bool, in_driver: bool = False) -> str | None:
     """Return a warning that lists the hooks not called by a fit, or None if there are none.
 
     Parameters
@@ -102,7 +114,7 @@ _UNUSED = {
 }
 
 
-def unused_hooks(model: Any, verb: str) -> str | None:
+def unused_hooks(model: object, verb: str) -> str | None:
     """Return a warning that lists the hooks not called by prediction or evaluation, or None.
 
     Parameters
@@ -218,7 +230,7 @@ class _NoLogger:
         )
         return self
 
-    def __call__(self, *_: Any, **__: Any) -> Any:
+    def __call__(self, *_: object, **__: object) -> Self:
         return self
 
 
@@ -248,7 +260,7 @@ class _FitLoop:
     def setup_data(self) -> None:
         """Do nothing: the rows are already known."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> int:
         if name in ("max_epochs", "max_steps"):
             return getattr(self._trainer, name)
         raise _UnsupportedAttribute(
@@ -270,19 +282,19 @@ class _Strategy:
     def root_device(self) -> torch.device:
         return next((p.device for p in self._trainer.model.parameters()), torch.device("cpu"))
 
-    def barrier(self, *_: Any, **__: Any) -> None:
+    def barrier(self, *_: object, **__: object) -> None:
         """Do nothing, since every step synchronizes the workers."""
 
-    def all_gather(self, tensor: Any, *_: Any, **__: Any) -> Any:
+    def all_gather(self, tensor: T, *_: object, **__: object) -> T:
         return self._single_process("all_gather", tensor)
 
-    def reduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
+    def reduce(self, tensor: T, *_: object, **__: object) -> T:
         return self._single_process("reduce", tensor)
 
-    def broadcast(self, value: Any, *_: Any, **__: Any) -> Any:
+    def broadcast(self, value: T, *_: object, **__: object) -> T:
         return self._single_process("broadcast", value)
 
-    def _single_process(self, name: str, value: Any) -> Any:
+    def _single_process(self, name: str, value: T) -> T:
         if self._trainer.world_size > 1:
             raise UsageError(
                 f"{name} is a Lightning collective, which Orca's workers cannot run in module "
@@ -334,7 +346,7 @@ class WorkerTrainer:
         self._loop: Any = SimpleNamespace(position=Position(), train_loader=None)
         self._steps: int | None = None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
         known = sorted(n for n in {*vars(self), *dir(type(self))} if not n.startswith("_"))
@@ -348,7 +360,7 @@ class WorkerTrainer:
         self.model = self.lightning_module = model
         model.trainer = self
 
-    def begin_fit(self, runner: Any, context: FitContext, steps: int) -> None:
+    def begin_fit(self, runner: EpochRunner, context: FitContext, steps: int) -> None:
         """Set the attributes that depend on the settings and the rows of a fit.
 
         Parameters
@@ -368,7 +380,7 @@ class WorkerTrainer:
         elif clipping.maximum is not None:
             self.gradient_clip_val, self.gradient_clip_algorithm = clipping.maximum, "value"
 
-    def set_optimizer(self, built: Any) -> None:
+    def set_optimizer(self, built: BuiltParts) -> None:
         """Set the optimizer and scheduler of a fit."""
         self.optimizers = [built.optimizer]
         if built.scheduler is not None:
@@ -538,7 +550,7 @@ class ModuleMetrics:
                 elif isinstance(module, torchmetrics.MetricCollection):
                     self._collections.append(module)
 
-    def __contains__(self, metric: Any) -> bool:
+    def __contains__(self, metric: object) -> bool:
         return any(each is metric for each in self._metrics.values())
 
     def states(self) -> dict[str, list]:
@@ -648,7 +660,7 @@ class LightningForward(ForwardPass):
 
     # -- hooks -----------------------------------------------------------------------------------
 
-    def call_hook(self, hook: str, *arguments: Any) -> Any:
+    def call_hook(self, hook: str, *arguments: object) -> Any:
         """Call a hook of the module if the module overrides it."""
         if not overrides(self.model, hook):
             return None
@@ -662,7 +674,7 @@ class LightningForward(ForwardPass):
         """Switch the trainer to training mode before the batches of an epoch."""
         self.trainer.training, self.trainer.validating = True, False
 
-    def begin_batch(self, batch: Any, index: int, rows: int) -> Any:
+    def begin_batch(self, batch: Tensors, index: int, rows: int) -> Tensors:
         """Run the hooks before a batch and return the transferred batch."""
         self.rows, self._index, self._outputs = rows, index, None
         self._rows[self.trainer.training] += rows
@@ -681,7 +693,7 @@ class LightningForward(ForwardPass):
             self.call_hook("on_validation_batch_start", _as_lightning_batch(batch), index)
         return batch
 
-    def end_batch(self, batch: Any) -> None:
+    def end_batch(self, batch: Tensors) -> None:
         """Run the hooks after a batch and its optimizer step."""
         if self.rows:
             stage = "train" if self.trainer.training else "validation"
@@ -689,7 +701,7 @@ class LightningForward(ForwardPass):
                 f"on_{stage}_batch_end", self._outputs, _as_lightning_batch(batch), self._index
             )
 
-    def zero_grad(self, optimizer: Any) -> None:
+    def zero_grad(self, optimizer: Optimizer) -> None:
         """Reset the gradients through the module's hooks."""
         self.call_hook("on_before_zero_grad", optimizer)
         if overrides(self.model, "optimizer_zero_grad"):
@@ -707,7 +719,7 @@ class LightningForward(ForwardPass):
         else:
             loss.backward()
 
-    def step(self, optimizer: Any, clip: Callable[..., None]) -> None:
+    def step(self, optimizer: Optimizer, clip: Callable[..., None]) -> None:
         """Clip the all-reduced gradients and update the weights through the module's hooks.
 
         Parameters
@@ -764,7 +776,7 @@ class LightningForward(ForwardPass):
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
+    def forward(self, batch: Tensors, index: int) -> tuple[Any, Any, torch.Tensor]:
         """Return the output (None), target and loss of a training batch."""
         result = self._call("training_step", batch, index)
         loss = _loss_of(result)
@@ -778,7 +790,7 @@ class LightningForward(ForwardPass):
         self._outputs = {**others, "loss": self._loss}
         return None, self._target(batch), loss
 
-    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
+    def evaluate(self, batch: Tensors, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
         """Return the output (if needed), target and loss (None without ``validation_step``)."""
         loss = None
         if overrides(self.model, "validation_step"):
@@ -789,7 +801,7 @@ class LightningForward(ForwardPass):
         inputs, named, target = self.columns.split(batch)
         return self.model(*inputs, **named), target, loss
 
-    def _call(self, step: str, batch: Any, index: int) -> Any:
+    def _call(self, step: str, batch: Tensors, index: int) -> Any:
         parameters = inspect.signature(getattr(self.model, step)).parameters
         if "dataloader_iter" in parameters:
             raise UsageError(
@@ -802,13 +814,13 @@ class LightningForward(ForwardPass):
         takes_index = "batch_idx" in parameters or len(parameters) > 1
         return self.call_hook(step, _as_lightning_batch(batch), *([index] if takes_index else []))
 
-    def prepare_batch(self, batch: Any, rows: int) -> Any:
+    def prepare_batch(self, batch: Tensors, rows: int) -> Tensors:
         """Switch the trainer to training and return the transferred batch, skipping batch hooks."""
         self.begin_training()
         self.rows = rows
         return self._transfer(batch)
 
-    def _transfer(self, batch: Any) -> Any:
+    def _transfer(self, batch: Tensors) -> Tensors:
         """Apply the module's batch transfer hooks to a batch."""
         for hook in ("on_before_batch_transfer", "transfer_batch_to_device"):
             if overrides(self.model, hook):
@@ -1121,7 +1133,9 @@ def set_up(model: Any, stage: str, trainer: WorkerTrainer | None = None) -> None
 _CHECKPOINT_KEYS = ("epoch", "global_step", "state_dict", "optimizer_states", "lr_schedulers")
 
 
-def extras_of(model: Any, optimizer: Any = None, scheduler: Any = None) -> dict:
+def extras_of(
+    model: Any, optimizer: Optimizer | None = None, scheduler: LRScheduler | None = None
+) -> dict:
     """Return the entries that a LightningModule's ``on_save_checkpoint`` adds to a checkpoint."""
     if not (is_lightning(model) and overrides(model, "on_save_checkpoint")):
         return {}

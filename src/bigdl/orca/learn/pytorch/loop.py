@@ -7,6 +7,8 @@ whether to write a checkpoint) depend only on metrics that are equal on all rank
 parameter layer uses the same :class:`TorchHooks` but other steps.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import math
@@ -14,7 +16,7 @@ import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -77,6 +79,9 @@ from bigdl.training.state import (
     seed_everything,
     to_device,
 )
+
+if TYPE_CHECKING:
+    from bigdl.common.types import Tensors
 
 
 @dataclass(frozen=True)
@@ -596,7 +601,7 @@ class TorchRows:
         self._whole, self._settings, self._state = self.plan, settings, context.state
         self._rank, self.order, self._is_open = worker.rank, None, False
 
-    def one_row(self) -> Any:
+    def one_row(self) -> Tensors:
         """Return a batch of one row, filled with zeros if the column types are known."""
         types = self.data.types or (None if self.data.rows else self.types)
         if types is None:

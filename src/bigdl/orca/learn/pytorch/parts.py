@@ -42,9 +42,10 @@ from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner
+    from bigdl.orca.learn.types import Stateful
 
 
-def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model") -> None:
+def load_into(part: Stateful, data: bytes, what: str = "weights", whose: str = "model") -> None:
     """Load the bytes of a state dict into a model, optimizer or scheduler.
 
     Raises
@@ -566,7 +567,7 @@ def _unpickle(path, data, is_trusted):
             ) from error
 
 
-def _check_trainable(model: torch.nn.Module, optimizer: Any, loss: Any) -> None:
+def _check_trainable(model: torch.nn.Module, optimizer: object, loss: object) -> None:
     if optimizer is None:
         raise UsageError(
             "fit needs an optimizer; pass optimizer= to Estimator.from_torch",

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +37,9 @@ from bigdl.training.loss_form import ProbeResult, agreed
 from bigdl.training.metrics import EpochSums, LossRule
 from bigdl.training.state import RunningState, mixed_seed, seed_everything
 from bigdl.training.virtual_shards import TreeSum
+
+if TYPE_CHECKING:
+    pass
 
 THREADS = 1
 """Threads per micro-batch: bits of kernels such as matrix products depend on the number."""

@@ -48,6 +48,8 @@ from bigdl.training.progress import progress_form
 if TYPE_CHECKING:
     import keras
 
+    from bigdl.runtime.shards.feed import Feed
+
 __all__ = ["Estimator", "KerasEstimator"]
 
 
@@ -92,7 +94,7 @@ class Estimator:
         custom_objects: dict | None = None,
         num_to_keep: int = 2,
         loss_weight: Callable | str | None = None,
-        **old: Any,
+        **old: object,
     ) -> KerasEstimator:
         """Create an Estimator that trains a Keras model on a cluster (API of BigDL 2.x).
 
@@ -267,12 +269,12 @@ class KerasEstimator(KerasFiles):
 
     def fit(
         self,
-        data: Any,
+        data: object,
         epochs: int = 1,
         batch_size: int | None = 32,
         verbose: int | str = 1,
         callbacks: Sequence[Any] | None = None,
-        validation_data: Any = None,
+        validation_data: object = None,
         class_weight: dict[int, float] | None = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
@@ -294,7 +296,7 @@ class KerasEstimator(KerasFiles):
         sampling: str | None = None,
         drop_stragglers: dict | None = None,
         min_workers: int | None = None,
-        **old: Any,
+        **old: object,
     ) -> dict:
         """Train the model; a further call continues the training.
 
@@ -435,7 +437,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
 
     def evaluate(
         self,
-        data: Any,
+        data: object,
         batch_size: int | None = 32,
         num_steps: int | None = None,
         verbose: int | str = 1,
@@ -447,7 +449,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         *,
         max_failures: int | FailurePolicy | None = None,
         weight_col: str | None = None,
-        **old: Any,
+        **old: object,
     ) -> dict:
         """Return the loss and metrics, which do not depend on the number of workers.
 
@@ -510,7 +512,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
     @typed_predict
     def predict(
         self,
-        data: Any,
+        data: object,
         batch_size: int | None = 32,
         verbose: int | str = 1,
         steps: int | None = None,
@@ -640,14 +642,14 @@ def _history(history: list[dict], params: dict, profile: bool) -> dict:
     return out
 
 
-def _check_batch_size(batch_size: int | None, feed: Any) -> int | None:
+def _check_batch_size(batch_size: int | None, feed: Feed) -> int | None:
     """Check and return the batch size; it may be None if the data comes from a creator function."""
     if batch_size is None and feed.kind == "DataLoader":
         return None
     return check_positive("batch_size", batch_size)
 
 
-def _check_class_weight(table: Any) -> dict | None:
+def _check_class_weight(table: object) -> dict | None:
     """Check that ``class_weight`` is None or a dict from class to number, and return it."""
     if table is None:
         return None
@@ -660,7 +662,7 @@ def _check_class_weight(table: Any) -> dict | None:
     return table
 
 
-def _check_frequency(frequency: Any) -> int | list[int]:
+def _check_frequency(frequency: object) -> int | list[int]:
     """Check the validation frequency; return it as an int or as a sorted list of epochs."""
     if isinstance(frequency, list | tuple | set | range) and frequency:
         return sorted(check_positive("an epoch of validation_freq", each) for each in frequency)

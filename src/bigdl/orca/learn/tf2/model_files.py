@@ -68,7 +68,7 @@ class KerasFiles(TrainingEstimator):
 
     _parts: KerasParts
 
-    def get_model(self, sample_input: Any = None, set_weights: bool = True) -> keras.Model:
+    def get_model(self, sample_input: object = None, set_weights: bool = True) -> keras.Model:
         """Return a copy of the trained model, with its optimizer's state, on the driver.
 
         Parameters
@@ -136,11 +136,11 @@ class KerasFiles(TrainingEstimator):
         overwrite: bool = True,
         include_optimizer: bool = True,
         save_format: str | None = None,
-        signatures: Any = None,
-        options: Any = None,
+        signatures: object = None,
+        options: object = None,
         *,
-        sample_input: Any = None,
-        **old: Any,
+        sample_input: object = None,
+        **old: object,
     ) -> str:
         """Write the whole model.
 
@@ -198,11 +198,11 @@ class KerasFiles(TrainingEstimator):
         filepath: str | None = None,
         custom_objects: dict[str, Any] | None = None,
         compile: bool = True,
-        options: Any = None,
+        options: object = None,
         *,
         trust: bool = False,
-        sample_input: Any = None,
-        **old: Any,
+        sample_input: object = None,
+        **old: object,
     ) -> None:
         """Load a whole model that :meth:`save` or Keras wrote; it replaces the model creator.
 
@@ -271,7 +271,7 @@ class KerasFiles(TrainingEstimator):
         overwrite: bool = True,
         save_format: str | None = None,
         *,
-        sample_input: Any = None,
+        sample_input: object = None,
     ) -> str:
         """Write only the weights, always in Keras's weights format.
 
@@ -309,7 +309,7 @@ class KerasFiles(TrainingEstimator):
         return filepath
 
     def load_weights(
-        self, filepath: str, by_name: bool = False, *, sample_input: Any = None
+        self, filepath: str, by_name: bool = False, *, sample_input: object = None
     ) -> None:
         """Load weights that :meth:`save_weights` or Keras wrote; reset the optimizer.
 
@@ -342,7 +342,7 @@ class KerasFiles(TrainingEstimator):
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    def save_checkpoint(self, path: str, *, sample_input: Any = None) -> None:
+    def save_checkpoint(self, path: str, *, sample_input: object = None) -> None:
         """Write the weights, the optimizer's state and the number of epochs.
 
         Parameters
@@ -368,7 +368,7 @@ class KerasFiles(TrainingEstimator):
             state["tables"] = loads(whole_tables(snapshot).files["tables.pt"])
         write_bytes(path, dumps(state))
 
-    def load_checkpoint(self, path: str, *, sample_input: Any = None) -> None:
+    def load_checkpoint(self, path: str, *, sample_input: object = None) -> None:
         """Load a file that :meth:`save_checkpoint` wrote, or a checkpoint folder in ``model_dir``.
 
         Parameters
@@ -437,7 +437,7 @@ def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> 
 # -- shapes of subclassed models -----------------------------------------------------------------
 
 
-def _build_from_row(model: keras.Model, sample_input: Any, known: dict) -> Any:
+def _build_from_row(model: keras.Model, sample_input: object, known: dict) -> Any:
     """Build an unbuilt model by calling it on an example row; return the row used, if any.
 
     Parameters
@@ -467,7 +467,7 @@ def _build_from_row(model: keras.Model, sample_input: Any, known: dict) -> Any:
     return row
 
 
-def _first_row(sample_input: Any) -> Any:
+def _first_row(sample_input: object) -> Any:
     """Return the first row of the user's arrays."""
     import keras
 

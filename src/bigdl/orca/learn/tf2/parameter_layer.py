@@ -4,12 +4,14 @@ The driver's model has the callbacks and the optimizer. A replica computes the g
 rank's rows.
 """
 
+from __future__ import annotations
+
 import functools
 import resource
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -54,6 +56,9 @@ from bigdl.training.keras.state import (
     zeros_of,
 )
 
+if TYPE_CHECKING:
+    import keras
+
 _METRIC, _LOG, _ROWS = "metric ", "log ", "rows"  # key prefixes in the sums of a record
 
 
@@ -72,7 +77,7 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
         check_hooks(callback, base, BATCH_HOOKS)
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: keras.Model) -> None:
     """Raise an error for a model that the parameter layer cannot train."""
     if model.optimizer is None or len(optimizers_of(model)) > 1:
         raise UsageError(
@@ -102,7 +107,7 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _flat(model: Any, widths: Sequence[int]) -> FlatModel:
+def _flat(model: keras.Model, widths: Sequence[int]) -> FlatModel:
     """Return a FlatModel of trained weights and of weights that layers update (moving averages).
 
     Trainable weights that are currently frozen are excluded: they do not change.
@@ -113,7 +118,7 @@ def _flat(model: Any, widths: Sequence[int]) -> FlatModel:
     return FlatModel(trained, running, array_of, lambda v, values: v.assign(values), widths)
 
 
-def _widths(model: Any, batch_rows: int) -> list[int]:
+def _widths(model: keras.Model, batch_rows: int) -> list[int]:
     """Return each weight's row width, or 0 unless a batch reads only some rows of the weight."""
     import keras
 

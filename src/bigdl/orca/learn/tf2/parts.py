@@ -186,7 +186,7 @@ class KerasSnapshot:
     threads: int
     slices: dict | None = None
 
-    def load_on(self, device: Any) -> _LoadedKerasModel:
+    def load_on(self, device: object) -> _LoadedKerasModel:
         """Load the model in this process; Keras chooses the device."""
         (parts,) = self.packed.unpack(self.config, self.threads)
         with table_placement(NO_ROWS if self.slices else None):

@@ -12,6 +12,7 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from bigdl.common.types import Tensors
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 
 
@@ -22,10 +23,10 @@ class LegacyHooks:
     passed to hooks whose signature accepts it.
     """
 
-    def on_batch_begin(self, batch: Any) -> None:
+    def on_batch_begin(self, batch: Tensors) -> None:
         """Run before a training batch."""
 
-    def on_batch_end(self, batch: Any) -> None:
+    def on_batch_end(self, batch: Tensors) -> None:
         """Run after a training batch."""
 
     def on_epoch_begin(self, epoch: int) -> None:
@@ -80,7 +81,7 @@ def call_legacy_hooks(callback: Callback, hook: str, runner: TorchRunner) -> Non
         calls[hook]()
 
 
-def _with_logs(hook: Callable, *args: Any, logs: dict) -> None:
+def _with_logs(hook: Callable, *args: object, logs: dict) -> None:
     """Call a hook, and pass `logs` if its signature accepts them."""
     try:
         inspect.signature(hook).bind(*args, logs)

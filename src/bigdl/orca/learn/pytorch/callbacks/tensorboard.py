@@ -11,6 +11,8 @@ from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 
 __all__ = ["TensorBoardCallback", "open_writer", "writer_class"]
@@ -109,7 +111,7 @@ def writer_class() -> type:
     return SummaryWriter
 
 
-def open_writer(opened: contextlib.ExitStack, url: str | None, **options: Any) -> Any:
+def open_writer(opened: contextlib.ExitStack, url: str | None, **options: Any) -> SummaryWriter:
     """Open a SummaryWriter for a folder or fsspec URL; files are uploaded when it is closed."""
     from bigdl.common.storage import RemoteFolder
 
