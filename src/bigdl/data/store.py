@@ -8,14 +8,10 @@ pages through the page cache.  An in-memory table becomes an in-memory store.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
-import mmap
 import os
 import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +23,20 @@ import numpy as np
 
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
-from bigdl.common.private_folders import private_folder, private_root
+from bigdl.common.platform.files import (
+    DISK_FULL,
+    anonymous_file,
+    close_folder,
+    has_memory_files,
+    is_open_folder,
+    lock,
+    map_shared,
+    memory_file,
+    open_folder,
+    reserve,
+    write_at,
+)
+from bigdl.common.private_folders import private_folder, private_root, process_folder
 from bigdl.data.columns import (
     RecordField,
     column_of,
@@ -149,14 +158,14 @@ class RecordStore:
             if self.rows:
                 size = self.rows * self._dtype.itemsize
                 os.ftruncate(self._records_file, 0)
-                os.posix_fallocate(self._records_file, 0, size)
+                reserve(self._records_file, size)
             for name in self._ends:
                 os.ftruncate(self._files[name], 0)
             with ThreadPoolExecutor(threads, "bigdl-table") as pool:
                 for _ in pool.map(self._write_piece, pieces):
                     pass
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in DISK_FULL:
                 raise
             raise UsageError(
                 f"The disk of {where} is full; the {self.rows:,} rows of the table need at least "
@@ -190,15 +199,22 @@ class RecordStore:
                 self._lists[field.name].add(field, inner, counts)
                 start = self._ends[name]
                 self._ends[name] += values.nbytes
-            _write_at(self._files[name], values, start)
+            self._write_at(name, values, start)
             width = int(np.prod(inner, dtype=np.int64)) * np.dtype(field.dtype).itemsize
             extents = records[field.name]
             extents["count"] = counts
             extents["start"] = start + (np.cumsum(counts) - counts) * width
         if records is None:
             return 0
-        _write_at(self._records_file, records, first * self._dtype.itemsize)
+        self._write_at(_RECORDS_FILE, records, first * self._dtype.itemsize)
         return len(records)
+
+    def _write_at(self, name: str, values: np.ndarray, offset: int) -> None:
+        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        remaining = memoryview(cast("Buffer", raw))
+        while remaining:
+            written = write_at(self._files[name], remaining, offset)
+            remaining, offset = remaining[written:], offset + written
 
     def facts(self) -> dict[str, Any]:
         """Return the metadata that readers of the files need, as a JSON-compatible dict."""
@@ -267,18 +283,10 @@ def _close(files: list[int]) -> None:
             os.close(each)
 
 
-def _write_at(file: int, values: np.ndarray, offset: int) -> None:
-    raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    remaining = memoryview(cast("Buffer", raw))
-    while remaining:
-        written = os.pwrite(file, remaining, offset)
-        remaining, offset = remaining[written:], offset + written
-
-
 def _memory_map(file: int, size: int) -> np.ndarray:
     if not size:
         return np.empty(0, np.uint8)
-    return np.frombuffer(mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+    return np.frombuffer(map_shared(file, size), np.uint8)
 
 
 # -- locations of stores
@@ -289,7 +297,13 @@ def store_in_memory(
     fields: Sequence[RecordField], rows: int, pieces: Iterable[Piece]
 ) -> RecordStore:
     """Write rows to a RecordStore in this process's memory."""
-    store = RecordStore(fields, rows, lambda name: os.memfd_create(f"bigdl-{name}", os.MFD_CLOEXEC))
+
+    def open_file(name: str) -> int:
+        if has_memory_files():
+            return memory_file(f"bigdl-{name}")
+        return anonymous_file(process_folder(), name)
+
+    store = RecordStore(fields, rows, open_file)
     store.write(pieces, 1, "memory")
     return store
 
@@ -298,13 +312,7 @@ def store_in_folder(
     fields: Sequence[RecordField], rows: int, pieces: Iterable[Piece], folder: str
 ) -> RecordStore:
     """Write rows to a RecordStore of unlinked files, which disappear when the process exits."""
-
-    def open_file(name: str) -> int:
-        descriptor, path = tempfile.mkstemp(prefix=name, dir=folder)
-        os.unlink(path)
-        return descriptor
-
-    store = RecordStore(fields, rows, open_file)
+    store = RecordStore(fields, rows, lambda name: anonymous_file(folder, name))
     store.write(pieces, core_count(), folder)
     return store
 
@@ -366,10 +374,10 @@ class SharedStore:
     ):
         self.path = path
         folder = self._locked_folder()
-        self.close = weakref.finalize(self, _release, os.getpid(), folder, None if keep else path)
-        lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        self.close = weakref.finalize(self, _release, os.getpid(), folder, path, keep)
+        own = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(own, wait=True)
             facts = self._facts()
             self.existed = facts is not None
             self.store = RecordStore(fields, rows, self._open_file)
@@ -381,22 +389,21 @@ class SharedStore:
             self.close()
             raise
         finally:
-            os.close(lock)
+            os.close(own)
 
     def _locked_folder(self) -> int:
         while True:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.path, 0o700)
             try:
-                descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                descriptor = open_folder(self.path)
             except FileNotFoundError:  # its last user removed it
                 os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
                 continue
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(descriptor), os.lstat(self.path)):
-                    return descriptor
-            os.close(descriptor)
+            lock(descriptor, shared=True)
+            if is_open_folder(self.path, descriptor):
+                return descriptor
+            close_folder(self.path, descriptor)
 
     def _open_file(self, name: str) -> int:
         return os.open(os.path.join(self.path, name), os.O_RDWR | os.O_CREAT, 0o600)
@@ -416,12 +423,12 @@ class SharedStore:
         os.replace(f"{path}.new", path)
 
 
-def _release(owner: int, folder: int, path: str | None) -> None:
+def _release(owner: int, folder: int, path: str, keep: bool) -> None:
     """Release the folder's lock, and remove the folder if no process holds another lock."""
-    if os.getpid() == owner and path is not None:
+    if os.getpid() == owner and not keep:
         with contextlib.suppress(OSError):
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(folder, wait=False)
             shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.dirname(path))
-    os.close(folder)
+    close_folder(path, folder)

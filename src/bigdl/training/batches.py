@@ -23,6 +23,7 @@ from bigdl.common.checks import check_positive
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import available_memory
+from bigdl.common.platform.processes import loader_context
 from bigdl.runtime.shards.batches import BatchPlan, WindowedOrder, permutation
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
@@ -1124,12 +1125,8 @@ class _Processes:
     """
 
     def __init__(self, loader: DataLoader[Any]):
-        import multiprocessing
-
         from torch.utils.data import DataLoader
 
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", __name__])
         self._items: Iterator[_Item] = iter(())
         init = loader.worker_init_fn
         maker: Any = _BatchMaker((loader.dataset, loader.collate_fn))  # without a length
@@ -1144,7 +1141,7 @@ class _Processes:
             worker_init_fn=None if init is None else cast("Any", _ByValue(init)),
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=True,
-            multiprocessing_context=context,
+            multiprocessing_context=loader_context(["torch", __name__]),
         )
 
     def load(self, items: Iterator[_Item]) -> Iterator[tuple[tuple[int, int], Any]]:

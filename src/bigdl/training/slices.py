@@ -9,7 +9,6 @@ it, and any program that reads ``.npy`` files.
 from __future__ import annotations
 
 import io
-import mmap
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.lib.format as npy
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.files import advise
 from bigdl.common.storage import is_local_storage, open_file_system
 from bigdl.runtime.collectives.rows import rows_of_rank
 
@@ -131,7 +131,7 @@ class SavedSlices:
                 code="checkpoint-missing",
             ) from error
         for array in arrays if at_random else ():
-            array._mmap.madvise(mmap.MADV_RANDOM)
+            advise(array._mmap, at_random=True)
         return arrays
 
     def read(

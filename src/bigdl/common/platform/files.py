@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import getpass
@@ -13,6 +14,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,6 +140,7 @@ def lock(file: int, *, shared: bool = False, wait: bool = True) -> None:
             return
 
 
+_position_lock = threading.Lock()  # a descriptor on Windows has one position for all threads
 _held: dict[int, tuple[int, int]] = {}  # on Windows: the locked bytes of each descriptor
 
 
@@ -177,6 +180,21 @@ def is_open_folder(path: str, descriptor: int) -> bool:
         return False
 
 
+def unlink_open(path: str) -> None:
+    """Remove a file that this process has open or mapped; Windows removes it at exit."""
+    try:
+        os.unlink(path)
+    except PermissionError:
+        if sys.platform != "win32":
+            raise
+        atexit.register(_remove_quietly, path)
+
+
+def _remove_quietly(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
 # Content ------------------------------------------------------------------------------------------
 
 
@@ -197,13 +215,13 @@ def reserve(file: int, size: int) -> None:
 def write_at(file: int, content: memoryview, offset: int) -> int:
     """Write bytes at an offset and return their number, which may be smaller.
 
-    Threads may write to one descriptor at the same time, except on Windows, where the caller holds
-    a lock.
+    Threads may write to one descriptor at the same time.
     """
     if sys.platform != "win32":
         return os.pwrite(file, content, offset)
-    os.lseek(file, offset, os.SEEK_SET)
-    return os.write(file, content)
+    with _position_lock:
+        os.lseek(file, offset, os.SEEK_SET)
+        return os.write(file, content)
 
 
 def read_whole(file: int) -> bytes:
@@ -214,8 +232,9 @@ def read_whole(file: int) -> bytes:
         if sys.platform != "win32":
             part = os.pread(file, _COPY_BYTES, offset)
         else:
-            os.lseek(file, offset, os.SEEK_SET)
-            part = os.read(file, _COPY_BYTES)
+            with _position_lock:
+                os.lseek(file, offset, os.SEEK_SET)
+                part = os.read(file, _COPY_BYTES)
         if not part:
             return b"".join(parts)
         parts.append(part)

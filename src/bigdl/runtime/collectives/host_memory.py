@@ -1,9 +1,9 @@
 """Shared memory between workers on one host, which replaces socket copies.
 
-A worker writes its data to an anonymous memory file, which other workers on the host map.  The file
-has no name, so nothing remains if a process is killed; its last user frees it.  Workers in separate
-containers or network namespaces, and workers of other users, use sockets like workers on other
-hosts.
+A worker writes its data to memory that other workers on the host map
+(:mod:`bigdl.common.platform.shared_memory`).  Nothing of it remains if a process is killed.  Workers
+in separate containers or network namespaces, and workers of other users, use sockets like workers
+on other hosts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import mmap
 import operator
 import os
 import secrets
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bigdl.common.platform.network import network_id
+from bigdl.common.platform.shared_memory import SharedPages, map_shared_pages
+from bigdl.common.private_folders import private_root, process_folder
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
 from bigdl.runtime.collectives.buckets import SumBuffer
 from bigdl.runtime.collectives.halving import HalvingDoubling, cut, factors, tree_sum
@@ -29,7 +31,6 @@ from bigdl.runtime.engine import PeerLost
 if TYPE_CHECKING:
     import torch
 
-_NAME = "bigdl"
 _TOKEN = 4  # 32-bit numbers of a token that identifies a file
 _ALIGNED = 64  # bytes
 SMALL_BYTES = 1 << 16  # smaller tensors are summed by the library in fewer rounds
@@ -38,7 +39,7 @@ _SEGMENT = 1 << 20  # bytes of gloo's largest segment
 
 
 class SharedMemory:
-    """An anonymous memory file that local processes can map while this object exists.
+    """An array in memory that local processes can map while this object exists.
 
     Parameters
     ----------
@@ -54,20 +55,17 @@ class SharedMemory:
     ----------
     array : ndarray of uint8
         The memory; it stays valid without this object.
-    fd : int
-        File descriptor in this process.
+    number : int
+        Number of the memory for :func:`map_shared_memory`.
     """
 
     def __init__(self, size: int):
-        if not hasattr(os, "memfd_create"):
-            raise OSError("This system has no anonymous memory files")
-        self.fd = os.memfd_create(_NAME)
-        weakref.finalize(self, os.close, self.fd)
-        os.ftruncate(self.fd, size)
-        self.array = np.frombuffer(mmap.mmap(self.fd, size), np.uint8)
+        self._pages = SharedPages(size, process_folder)
+        self.number = self._pages.number
+        self.array = np.frombuffer(self._pages.pages, np.uint8)
 
 
-def map_shared_memory(process: int, fd: int) -> np.ndarray:
+def map_shared_memory(process: int, number: int) -> np.ndarray:
     """Map the :class:`SharedMemory` of a local process, read-only.
 
     Raises
@@ -75,11 +73,7 @@ def map_shared_memory(process: int, fd: int) -> np.ndarray:
     OSError
         If this process cannot read it.
     """
-    path = f"/proc/{process}/fd/{fd}"
-    if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # another process may have this id
-        raise FileNotFoundError(f"{path} is not shared memory")
-    with open(path, "rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
+    return np.frombuffer(map_shared_pages(process, number, private_root), np.uint8)
 
 
 def local_peers(sync: GradientSync) -> dict[int, int]:
@@ -97,8 +91,8 @@ def local_peers(sync: GradientSync) -> dict[int, int]:
     """
     token = [secrets.randbits(32) for _ in range(_TOKEN)]
     memory = _create_token_memory(token)
-    network = os.stat("/proc/self/ns/net").st_ino if memory else 0
-    rows = sync.all_gather([network, os.getpid(), memory.fd if memory else -1, *token])
+    network = network_id() if memory else 0
+    rows = sync.all_gather([network, os.getpid(), memory.number if memory else -1, *token])
     ranks = range(sync.world_size)
     is_seen = [
         rank != sync.rank and rows[rank][0] == network and _can_read(*map(int, rows[rank][1:]))
@@ -119,15 +113,17 @@ def _create_token_memory(token: Sequence[int]) -> SharedMemory | None:
     return memory
 
 
-def _can_read(process: int, fd: int, *token: int) -> bool:
+def _can_read(process: int, number: int, *token: int) -> bool:
     """Return True if this process can read the token in another process's shared memory."""
     try:
-        return fd >= 0 and map_shared_memory(process, fd).view(np.uint32).tolist() == list(token)
+        return number >= 0 and map_shared_memory(process, number).view(np.uint32).tolist() == list(
+            token
+        )
     except (OSError, ValueError):  # no such file, or another one
         return False
 
 
-def map_peer_memory(neighbours: Mapping[int, int], rank: int, fd: int) -> np.ndarray:
+def map_peer_memory(neighbours: Mapping[int, int], rank: int, number: int) -> np.ndarray:
     """Map the shared memory of a local peer.
 
     Raises
@@ -136,7 +132,7 @@ def map_peer_memory(neighbours: Mapping[int, int], rank: int, fd: int) -> np.nda
         If the peer has ended.
     """
     try:
-        return map_shared_memory(neighbours[rank], fd)
+        return map_shared_memory(neighbours[rank], number)
     except (OSError, ValueError) as error:
         raise PeerLost(f"The memory of rank {rank} cannot be read: {error}") from error
 
@@ -187,7 +183,7 @@ class HostExchange:
             for part in parts:
                 memory.array.data[start : start + len(part)] = part
                 start += len(part)
-        return [(number, memory.fd, *span) for span in zip(starts, sizes, strict=False)]
+        return [(number, memory.number, *span) for span in zip(starts, sizes, strict=False)]
 
     def _next_memory(self, size: int) -> tuple[int, SharedMemory]:
         """Return the memory for the next write and the number of the write that allocated it."""
@@ -276,7 +272,7 @@ class SharedBuffer(SumBuffer):
     @property
     def _file(self) -> int:
         """File descriptor of the shared memory, or -1 if there is none."""
-        return -1 if self._memory is None else self._memory.fd
+        return -1 if self._memory is None else self._memory.number
 
     def _open(self, files: Sequence[int]) -> None:
         """Map the peers' memory if all ranks share theirs; `files` are the ranks' descriptors."""

@@ -8,9 +8,7 @@ the worker that owns them.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import mmap
 import os
 import tempfile
 from abc import ABC, abstractmethod
@@ -24,6 +22,7 @@ from torch.nn import functional
 
 from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.files import advise_address, reserve, unlink_open
 from bigdl.runtime.collectives.rows import (
     NumberedRows,
     RowExchange,
@@ -124,9 +123,7 @@ class ShardedTable(torch.nn.Module, ABC):
         Without the advice, read-ahead around random rows would load the whole file.
         """
         if self.storage == "mmap" and self.is_placed and len(self.weight):
-            advice = mmap.MADV_RANDOM if at_random else mmap.MADV_NORMAL
-            start, size = self.weight.data_ptr(), self.weight.nbytes
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), advice)
+            advise_address(self.weight.data_ptr(), self.weight.nbytes, at_random=at_random)
 
     @abstractmethod
     def row_table(self) -> RowTable:
@@ -518,7 +515,7 @@ def mapped_tensor(shape: Sequence[int], dtype: torch.dtype, folder: str | None) 
     size = int(np.prod(shape))
     descriptor, path = tempfile.mkstemp(prefix="bigdl-rows-", dir=folder)
     try:
-        os.posix_fallocate(descriptor, 0, size * dtype.itemsize)
+        reserve(descriptor, size * dtype.itemsize)
         return torch.from_file(path, shared=True, size=size, dtype=dtype).view(*shape)
     except OSError as error:
         raise UsageError(
@@ -528,7 +525,7 @@ def mapped_tensor(shape: Sequence[int], dtype: torch.dtype, folder: str | None) 
         ) from error
     finally:
         os.close(descriptor)
-        os.unlink(path)
+        unlink_open(path)
 
 
 def of_rows(state: dict[str, Any], rows: int) -> dict[str, torch.Tensor]:

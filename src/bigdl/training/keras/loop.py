@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import numbers
-import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
+from bigdl.common.platform.memory import peak_memory
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSource, all_gather_json
@@ -385,7 +385,7 @@ class KerasStep(WorkerStep):
             logs = metrics_of(model, self._logs, seen, sync, self._initial_metrics)
             # not None, since an epoch has rows
             sums = cast("dict[str, Any]", self.context.state.sums.all_reduce(sync))
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            peak = peak_memory()
             peaks = [int(row[0]) for row in sync.all_gather([float(peak)])]
             entry = entry_of(self.context.state, sums, logs, peaks)
             validates = self.context.settings.validates_after(self.hooks.number + 1)

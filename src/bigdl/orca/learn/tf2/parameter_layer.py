@@ -7,7 +7,6 @@ rank's rows.
 from __future__ import annotations
 
 import functools
-import resource
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.memory import peak_memory
 from bigdl.orca.learn.tf2.parameter_layer_optimizer import KerasParameterLayerOptimizer
 from bigdl.orca.parameter_layer.fit.loop import (
     DriverModel,
@@ -211,7 +211,7 @@ class KerasReplica(ParameterLayerReplica):
         record = {
             "loss": mean if counted else 0.0,
             "sums": {**sums, _ROWS: rows},
-            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "memory": peak_memory(),
             "forward_s": computed - began,
         }
         if loss.weights.reason and self.world_size > 1:
