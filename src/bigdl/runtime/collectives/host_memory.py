@@ -1,9 +1,9 @@
 """Shared memory between workers on one host, which replaces socket copies.
 
 A worker writes its data to memory that other workers on the host map
-(:mod:`bigdl.common.platform.shared_memory`).  Nothing of it remains if a process is killed.  Workers
-in separate containers or network namespaces, and workers of other users, use sockets like workers
-on other hosts.
+(:mod:`bigdl.common.platform.shared_memory`).  Nothing of it remains if a process is killed.
+Workers in separate containers or network namespaces, and workers of other users, use sockets like
+workers on other hosts.
 """
 
 from __future__ import annotations
