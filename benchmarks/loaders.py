@@ -53,19 +53,14 @@ def decoded(data):
 
 
 def bigdl(folder, kind):
-    import torch
-
-    from bigdl.data import TableLoader
-
-    def decode(batch):
-        return {"image": torch.from_numpy(np.stack([decoded(each) for each in batch["image"]]))}
+    from bigdl.data import ImageDecoder, TableLoader
 
     is_image = kind == "images"
     loader = TableLoader(
         files(folder, kind),
         batch_size=IMAGES_BATCH if is_image else BATCH,
         shuffle="global",
-        transform=decode if is_image else None,
+        transform=ImageDecoder("image") if is_image else None,
         cache=folder / "bigdl",
     )
     return lambda: loader

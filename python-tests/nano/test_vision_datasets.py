@@ -15,9 +15,9 @@ from refusals import refused
 from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError
+from bigdl.data import image_files as decoding
 from bigdl.nano.pytorch.vision import datasets as D
 from bigdl.nano.pytorch.vision import transforms as T
-from bigdl.nano.pytorch.vision.datasets import decoding
 
 
 def photograph(height, width, seed=0):

@@ -18,11 +18,11 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import LazyModule, UsageError
+from bigdl.data.images import decode_column
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.versions import arrow_schema, data_type
 from bigdl.orca.data.arrow_types import is_arrow_convertible
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
-from bigdl.orca.inference.images import decode_images
 from bigdl.orca.inference.inference_model import InferenceModel
 from bigdl.orca.inference.shipping import ShippedModel
 
@@ -321,7 +321,7 @@ class _BatchSlicer:
     ) -> _PendingBatch:
         """Convert a slice's columns to arrays and start decoding its images."""
         waiting = {
-            name: decode_images(
+            name: decode_column(
                 batch.column(self.inputs[name]), size, program.reduced, threads, program.skips
             )
             for name, size in self.sizes.items()

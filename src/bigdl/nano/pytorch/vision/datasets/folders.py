@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from bigdl.common.checks import check_choice
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.vision.datasets.decoding import read_image
+from bigdl.data.image_files import read_image
 from bigdl.nano.pytorch.vision.transforms.transforms import (
     is_random,
     is_thread_safe,
