@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -172,13 +173,15 @@ class ImageDecoder:
             pixels = np.empty((len(contents), *self.size, 3), np.uint8)
             decode_into = _decoder(self.size, True)
             for row, data in enumerate(contents):
-                self._decoded(decode_into, data, pixels[row])
+                with self._errors():
+                    decode_into(data, pixels[row])
             return pixels
         from bigdl.data.image_files import decode
 
         pixels = np.empty((len(contents), 0, 0, 3), np.uint8)
         for row, data in enumerate(contents):
-            image = self._decoded(decode, data)
+            with self._errors():
+                image = decode(data)
             if not row:
                 pixels = np.empty((len(contents), *image.shape), np.uint8)
             if image.shape != pixels.shape[1:]:
@@ -192,9 +195,10 @@ class ImageDecoder:
             pixels[row] = image
         return pixels
 
-    def _decoded(self, function: Callable, *arguments: Any) -> Any:
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            return function(*arguments)
+            yield
         except UsageError as error:
             raise error.with_message(
                 f"An image of column {self.column!r} cannot be decoded: {error}"
