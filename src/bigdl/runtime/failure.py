@@ -104,7 +104,7 @@ class FailurePolicy:
 
     @classmethod
     def of(cls, value: int | FailurePolicy | None) -> FailurePolicy:
-        """Create a policy with 0 failures from the ``max_failures`` argument of ``fit``."""
+        """Create a policy from the ``max_failures`` argument of ``fit``, with no failures yet."""
         if value is None:
             return cls()
         if isinstance(value, FailurePolicy):

@@ -356,7 +356,7 @@ def _has_no_config(layer: object) -> bool:
 
 
 class _Makers(list[Any]):
-    """Pickled layers of one class; Keras calls their ``from_config`` instead of the class's."""
+    """List of pickled layers with a ``from_config`` that Keras calls to rebuild one of them."""
 
     def from_config(self, config: Mapping[str, int]) -> Any:
         """Rebuild the layer whose list index is in `config`."""

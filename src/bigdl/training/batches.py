@@ -271,7 +271,7 @@ class BatchSource(ABC):
     def order_of_pass(
         self, plan: BatchPlan, settings: RunSettings, number: int, rank: int, window: int, step: int
     ) -> Any:
-        """Return the row order of a pass whose batches are read from `step` on."""
+        """Return the row order of a pass whose batches are read starting with batch `step`."""
         plan = copy.copy(plan)  # it caches the last position
 
         def ranges() -> Iterator[tuple[int, int]]:
@@ -338,7 +338,7 @@ class BatchSource(ABC):
 
 
 class TensorShard(BatchSource):
-    """Columns of a shard as tensors that are backed by its mapped files.
+    """Columns of a shard as tensors backed by the shard's memory-mapped files.
 
     Parameters
     ----------
@@ -856,7 +856,7 @@ class BatchSettings:
     def open_batches(
         self, shard: Any, worker: Any, config: dict[str, Any], made: Any = None
     ) -> BatchSource:
-        """Open the source of batches over a shard.
+        """Return a source that reads the rows of a worker's shard in batches.
 
         Parameters
         ----------
@@ -1089,7 +1089,7 @@ class LoaderBatches(BatchSource):
 
 
 class _BatchMaker:
-    """Dataset whose items are whole batches, each collated under a separate random seed.
+    """Dataset whose items are whole batches, each collated with a separate random seed.
 
     An item has the bounds of a batch in an order, its seeds and its sample indices. The result has
     the bounds and the batch.
@@ -1166,7 +1166,7 @@ class _Processes:
 
 
 class _ByValue:
-    """Wrapper whose object is pickled by value, including classes of ``__main__``."""
+    """Wrapper that pickles its object by value, including classes of ``__main__``."""
 
     def __init__(self, value: Any):
         self._value = value

@@ -131,7 +131,7 @@ class TrainingSession:
             self._lock.release()
 
     def take(self, snapshot: Checkpoint) -> None:
-        """Continue training from the state of a loaded checkpoint."""
+        """Set the training state to a loaded checkpoint, from which the next fit continues."""
         with self._alone():
             self._resume(snapshot)
             self._epochs = self.position.epochs_with_metrics

@@ -52,7 +52,7 @@ _LOST = "lost"  # answer of all ranks if the state of one is lost
 
 
 class BarrierTransport(Transport):
-    """Transport that runs a barrier stage for every group.
+    """Transport that runs a barrier stage for every group of steps.
 
     Parameters
     ----------
@@ -511,7 +511,7 @@ class StateFiles:
                     file.writelines(data.parts if isinstance(data, ReceivedMessage) else [data])
 
     def _copy_holder(self, rank):
-        """Return the next rank with another folder, which keeps a copy; else return `rank`."""
+        """Return the next rank that stores its files in another folder, or `rank` if none does."""
         ranks = self._sync.world_size
         following = [(rank + distance) % ranks for distance in range(1, ranks)]
         return next((r for r in following if self._locations[r] != self._locations[rank]), rank)

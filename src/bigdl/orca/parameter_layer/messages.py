@@ -342,7 +342,7 @@ def _joined(parts):
 
 
 class Packable:
-    """Base class of dataclasses that are sent as messages, with dicts of arrays keyed by number."""
+    """Base class of dataclasses that can be serialized to messages, including dicts of arrays."""
 
     numbered: ClassVar[tuple[str, ...]] = ("buffers",)  # attributes that hold such arrays
 
@@ -357,7 +357,7 @@ class Packable:
 
     @classmethod
     def unpack(cls, data: Any) -> Self:
-        """Build the object from a packed one; its arrays are views of `data`."""
+        """Deserialize an object; its arrays are views of `data`."""
         packable = cls(**unpack(data))
         for name in cls.numbered:
             setattr(packable, name, dict(getattr(packable, name)))
@@ -397,7 +397,7 @@ class RankState(Packable):
 
     @classmethod
     def unpack(cls, data: Any) -> Self:
-        """Build the state from a packed one; copy its weights, buffers and residual."""
+        """Deserialize a state; copy its weights, buffers and residual."""
         state = super().unpack(data)
         state.weights = state.weights.copy()
         state.buffers = {number: buffer.copy() for number, buffer in state.buffers.items()}

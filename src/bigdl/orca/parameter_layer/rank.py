@@ -61,7 +61,7 @@ def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dic
 
 @dataclass
 class Contribution(Packable):
-    """Gradient of one rank's rows, one slice of this gradient, or a sum of slices; with statistics.
+    """Gradient of one rank's rows, one slice of it, or a sum of slices, along with statistics.
 
     Attributes
     ----------
@@ -177,9 +177,9 @@ class Rank:
         return self._codec.weights == "fp32"
 
     def vector(self) -> tuple[np.ndarray, list[np.ndarray] | None]:
-        """Return a vector for all weights, and its parts, into which slices can be received.
+        """Return a vector for all weights, and views of its slices to use as receive buffers.
 
-        The parts are None if ranks send only changed rows: the vector then holds the weights of the
+        The views are None if ranks send only changed rows: the vector then holds the weights of the
         previous step.
         """
         if self._vector is not None:

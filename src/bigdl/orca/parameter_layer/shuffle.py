@@ -184,7 +184,7 @@ class Work:
         return self._number < self._constants.plan.owners
 
     def _state(self) -> RankState:
-        """Return this rank's state; get missing weights from the weights message to all ranks."""
+        """Return this rank's state; take missing weights from the message sent to all ranks."""
         state = RankState.unpack(self.inbox.message(b"S"))
         if not len(state.weights):
             weights = self.inbox.document(b"W")["weights"]

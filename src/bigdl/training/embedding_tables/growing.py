@@ -36,7 +36,7 @@ _INVERSES = tuple(pow(each, -1, 1 << 64) for each in _FACTORS)
 
 
 def _folded(values: torch.Tensor) -> torch.Tensor:
-    """XOR the upper half of each number into its lower half; applying it twice undoes it."""
+    """XOR the upper half of each number into its lower half; the function is self-inverse."""
     return values ^ ((values >> 32) & 0xFFFFFFFF)
 
 
@@ -266,7 +266,7 @@ class KeyedRows:
 
 @dataclass
 class SavedTable:
-    """Keys, last reads, candidate keys and step count of a growing table, without its weight.
+    """Keys, last-read steps, candidate keys and step count of a growing table, without its weight.
 
     Attributes
     ----------

@@ -493,7 +493,7 @@ def arrow_of(ids: np.ndarray, rows: np.ndarray, id_col: str, vector_col: str) ->
 def _initialize(
     weight: torch.Tensor, rows: int, placement: TablePlacement, init: Callable[..., Any], seed: int
 ) -> None:
-    """Initialize the rows of one rank, chunk by chunk of the whole table."""
+    """Initialize one rank's rows with the values that they have in an unsharded table."""
     if not len(weight):
         return
     filled = 0

@@ -134,7 +134,7 @@ class ShardedTables:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Context manager that keeps or slices row optimizer states while a state dict loads.
+        """Context manager that fits a loaded optimizer state dict to this worker's sharded rows.
 
         If the loaded state has no rows, the current ones stay; of whole tables, this worker's rows
         are selected.

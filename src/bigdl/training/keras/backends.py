@@ -237,7 +237,7 @@ class _JaxSteps(Steps):
 
 
 def steps_of(model: Any) -> Steps:
-    """Return the steps of a model for the backend of this process."""
+    """Return a model's training, test and prediction steps for the current Keras backend."""
     classes = {"tensorflow": _TensorFlowSteps, "torch": Steps, "jax": _JaxSteps}
     return classes[keras.backend.backend()](model)
 

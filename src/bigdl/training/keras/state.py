@@ -59,14 +59,14 @@ def set_values(variables: Iterable[Any], values: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def kept_values(variables: list[Any]) -> Iterator[None]:
-    """Context manager that restores the values of variables if its block raises no error."""
+    """Context manager that restores the values of variables on exit, except after an error."""
     before = values_of(variables)
     yield
     set_values(variables, before)
 
 
 def growing_layers(model: Any) -> dict[int, Any]:
-    """Return a dict of the layers with a growing table in this process, by their weight's index.
+    """Return the layers with a growing table in this process, keyed by the index of their weight.
 
     See :class:`bigdl.orca.keras.GrowingEmbedding`.
     """

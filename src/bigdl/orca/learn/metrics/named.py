@@ -160,7 +160,7 @@ class SparseCategoricalAccuracy(LabelMetric):
 
 
 class CategoricalAccuracy(DistributionMetric):
-    """Fraction of rows whose highest-scoring class is that of the one-hot target.
+    """Fraction of rows whose highest-scoring class equals the class of the one-hot target.
 
     Both are of shape ``(..., C)``.
 

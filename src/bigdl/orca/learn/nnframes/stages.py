@@ -308,7 +308,7 @@ def _option(name: str) -> Callable[[Any], Any]:
 
 
 class PreprocessedModel(nn.Module):
-    """A model that first preprocesses its input column.
+    """Module that preprocesses its input and then calls the model.
 
     Parameters
     ----------

@@ -1039,7 +1039,7 @@ RayXShards or a ray.data.Dataset
 
     @property
     def _trained_parts(self) -> ModelParts:
-        """Model components, with the entries that a LightningModule last added to a checkpoint."""
+        """Model components, including the latest checkpoint entries of a LightningModule."""
         snapshot = self._training.snapshot
         extras = None if snapshot is None else snapshot.files.get(EXTRAS)
         return self._parts if extras is None else dataclasses.replace(self._parts, extras=extras)

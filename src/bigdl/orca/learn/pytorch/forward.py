@@ -213,7 +213,7 @@ def inputs_in_other_dtypes(model: torch.nn.Module, inputs: Sequence[Any]) -> Ite
 
 
 def _dtypes_for(leaf, floats):
-    """Return an input's dtype and other dtypes to try, or ``[None]`` if it has no real numbers."""
+    """Return an input's dtype and other dtypes to try; ``[None]`` if complex or not a tensor."""
     if not isinstance(leaf, torch.Tensor) or leaf.is_complex():
         return [None]
     if not leaf.is_floating_point():

@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Clipping:
-    """Limits for clipping the whole batch's gradients, independent of the number of workers.
+    """Gradient clipping limits for the whole batch, independent of the number of workers.
 
     Attributes
     ----------

@@ -119,7 +119,7 @@ def _flat(model: keras.Model, widths: Sequence[int]) -> FlatModel:
 
 
 def _widths(model: keras.Model, batch_rows: int) -> list[int]:
-    """Return each weight's row width, or 0 unless a batch reads only some rows of the weight."""
+    """Return the row width of each embedding that a batch reads in part; 0 for other weights."""
     import keras
 
     if keras.backend.backend() != "tensorflow":  # other backends have no sparse gradients

@@ -180,7 +180,7 @@ class DriverModel(ABC):
         return steps
 
     def pass_and_step(self, steps: int) -> tuple[int, int] | None:
-        """Return the data pass and the batch index of the next step, or None.
+        """Return the next step's data pass and batch index, or None for the current position.
 
         None selects the current epoch and its position.
         """
@@ -686,7 +686,7 @@ def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = 
 
 @dataclass(frozen=True)
 class ParameterLayerRun:
-    """Callable that runs a :class:`~bigdl.training.fit.FitCall` on the parameter layer.
+    """Callable that runs the fit of a :class:`~bigdl.training.fit.FitCall` on the parameter layer.
 
     The program itself does not run; the driver uses its model and settings.
 

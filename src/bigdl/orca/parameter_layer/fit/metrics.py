@@ -171,7 +171,7 @@ GROUP_PHASES = (*PHASES, "rest_s", "step_s")
 
 
 def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
-    """Return, by tag, a list with ``[step, seconds, time]`` of every group of steps.
+    """Return a dict from tag to a list with ``[step, seconds, time]`` of every group of steps.
 
     A tag is ``"Phases/"`` and a name of :data:`PHASES`, ``"rest_s"`` (the remainder of the whole
     step) or ``"step_s"``.
