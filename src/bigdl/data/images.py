@@ -205,7 +205,7 @@ class ImageDecoder:
             ) from error
 
 
-def _check_size(size: Any) -> tuple[int, int]:
+def _check_size(size: object) -> tuple[int, int]:
     """Raise an error if a size is not a pair of positive numbers; return the pair."""
     if not isinstance(size, Sequence) or len(size) != 2:
         raise UsageError(

@@ -375,9 +375,9 @@ class SharedStore:
         self.path = path
         folder = self._locked_folder()
         self.close = weakref.finalize(self, _release, os.getpid(), folder, path, keep)
-        own = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            lock(own, wait=True)
+            lock(descriptor, wait=True)
             facts = self._facts()
             self.existed = facts is not None
             self.store = RecordStore(fields, rows, self._open_file)
@@ -389,7 +389,7 @@ class SharedStore:
             self.close()
             raise
         finally:
-            os.close(own)
+            os.close(descriptor)
 
     def _locked_folder(self) -> int:
         while True:
