@@ -13,6 +13,13 @@ from bigdl.common.errors import MissingExtraError, UsageError
 
 _BUILTIN_SUFFIXES = (".html", ".htm", ".svg")
 _TICKS = 5
+GRID = "#88888866"
+"""Colour of grid lines on light and dark backgrounds."""
+
+_THEMES = (
+    "<style>:root{color:#1d2329;background:#fff}@media (prefers-color-scheme:dark)"
+    "{:root{color:#dfe3e8;background:#15181c}}</style>"
+)
 _ALIGNMENT = {"start": "left", "middle": "center", "end": "right"}
 
 
@@ -20,7 +27,9 @@ def _page(title: str, drawing: str, below: str) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{html.escape(title)}</title>"
-        "<style>body{font-family:sans-serif;margin:2em}</style></head>\n"
+        "<style>:root{color-scheme:light dark}body{font-family:sans-serif;margin:2em;"
+        "color:#1d2329;background:#fff}@media (prefers-color-scheme:dark){body{color:#dfe3e8;"
+        "background:#15181c}}</style></head>\n"
         f"<body>\n{drawing}\n<pre>{html.escape(below)}</pre>\n</body></html>\n"
     )
 
@@ -43,7 +52,7 @@ class Chart:
     def line(
         self,
         points: Iterable[tuple[float, float]],
-        colour: str = "#ccc",
+        colour: str = GRID,
         width: float = 1,
         *,
         dots: float = 0,
@@ -73,8 +82,15 @@ class Chart:
         """Draw text; `anchor` is ``"start"``, ``"middle"`` or ``"end"``."""
         self._texts.append((content, x, y, anchor))
 
-    def svg(self) -> str:
-        """Return the chart as SVG."""
+    def svg(self, *, is_alone: bool = False) -> str:
+        """Return the chart as SVG.
+
+        Parameters
+        ----------
+        is_alone : bool
+            True for a separate file, which follows the light or dark theme of the browser. In an
+            HTML page the texts have the colour of the page's text.
+        """
         marks = []
         for points, colour, width, dots, title in self._lines:
             marks.append(f'<g fill="{colour}"><title>{html.escape(title)}</title>')
@@ -96,10 +112,8 @@ class Chart:
         size = f'width="{self._width}" height="{self._height}"'
         box = f'viewBox="0 0 {self._width} {self._height}"'
         font = 'font-family="sans-serif" font-size="12"'
-        # White on dark pages, too: texts are black.
-        style = 'style="background:#fff"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} {font} {style}>'
-        return "\n".join([head, *marks, "</svg>"])
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} {font} fill="currentColor">'
+        return "\n".join([head, *([_THEMES] if is_alone else []), *marks, "</svg>"])
 
     def _write_with_matplotlib(self, path: Path) -> None:
         if importlib.util.find_spec("matplotlib") is None:
@@ -152,7 +166,8 @@ class Chart:
             if suffix not in _BUILTIN_SUFFIXES:
                 self._write_with_matplotlib(path)
                 return
-            drawing = self.svg() if suffix == ".svg" else _page(title, self.svg(), below)
+            is_svg = suffix == ".svg"
+            drawing = self.svg(is_alone=True) if is_svg else _page(title, self.svg(), below)
             path.write_text(drawing, encoding="utf-8")
         except OSError as error:
             raise UsageError(

@@ -431,7 +431,9 @@ class Task:
         else:
             if (rank := wanted[self._task_index]) != self._task_index:
                 self._take_rank(rank)
+            started = time.perf_counter()
             shards = read_input(spec, batches, rank, worker.local_dir)
+            worker.read_s = time.perf_counter() - started
             if spec.accept is not None and not is_accepted(spec, shards, rank, channel):
                 remove_spools(shards)
                 return "refused"

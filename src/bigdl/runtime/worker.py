@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
@@ -50,6 +51,10 @@ class Worker:
         Whether the cluster can announce decommissioned machines, see :meth:`is_leaving`.
     certificate : bigdl.runtime.certificate.Certificate or None
         Certificate for traffic between workers, if the cluster requires encryption.
+    began_at : float
+        When the task began, in seconds since 1970.
+    read_s : float
+        Seconds that the task took to read its input, before the program began.
     """
 
     rank: int
@@ -64,6 +69,8 @@ class Worker:
     timeout: float = COLLECTIVE_S
     certificate: Any = field(default=None, repr=False)
     may_leave: bool = False
+    began_at: float = field(default_factory=time.time)
+    read_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.options = self.driver.options

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bigdl.common.drawing import AxisScale, Chart
+from bigdl.common.drawing import GRID, AxisScale, Chart
 from bigdl.training.metrics import headline
 
 __all__ = ["FitChart", "PanelChart", "table_of"]
@@ -18,7 +18,12 @@ _COLOURS = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
     *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
 )
-_PHASES = {"mean_fetch_s": "fetch", "mean_fwd_s": "forward", "mean_bwd_s": "backward"}
+_PHASES = {
+    "mean_fetch_s": "fetch",
+    "mean_fwd_s": "forward",
+    "mean_bwd_s": "backward",
+    "mean_exchange_s": "exchange",
+}
 
 
 def _short(value: float, digits: int) -> str:
@@ -63,7 +68,7 @@ class PanelChart(Chart):
         known = [value for value in values if math.isfinite(value)]
         up = AxisScale(known or [0.0, 1.0], bottom, top + _TOP)
         for tick in up.ticks():
-            self.line([(_LEFT, up(tick)), (self._right, up(tick))], "#ddd")
+            self.line([(_LEFT, up(tick)), (self._right, up(tick))], GRID)
             self.text(_short(tick, 3), _LEFT - 6, up(tick) + 4, "end")
         for number in sorted({0, len(self._ticks) // 2, len(self._ticks) - 1}):
             middle = _LEFT + (number + 0.5) * self._step

@@ -39,6 +39,7 @@ from bigdl.training.checkpoint import (
     checkpoint_name,
     read_checkpoint,
 )
+from bigdl.training.journal import FitJournal, settings_of
 from bigdl.training.metrics import EpochSums, headline
 from bigdl.training.position import (
     Position,
@@ -50,6 +51,7 @@ from bigdl.training.progress import Progress, progress_of
 from bigdl.training.remaining_rows import IDS, RemainingBatches
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import RunningState, dumps, loads
+from bigdl.training.timing import StepSums, rank_numbers, rank_times
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +61,8 @@ logger = logging.getLogger("bigdl.orca")
 _VOTE_STEPS = 10  # steps between two votes, if these take less than VOTE_S
 _UNSAVED = "unsaved"  # topic of a final state that could not be written
 _WARNING = "warning"  # prefix of the topics of workers' warnings to the user
+_RECORDS = "records"  # prefix of the topics of the epochs' records
+_RECORD_S = 1.0  # seconds between two messages with records
 
 
 class TrainingSession:
@@ -79,6 +83,8 @@ class TrainingSession:
     ----------
     snapshot : Checkpoint or None
         State after the last fit or load.
+    journal : FitJournal
+        Journal of the last fit.
     """
 
     def __init__(
@@ -89,6 +95,7 @@ class TrainingSession:
         run_call: "Callable[[FitCall], Checkpoint] | None" = None,
     ):
         self.snapshot: Checkpoint | None = None
+        self.journal = FitJournal()
         self._model_dir = model_dir
         self._sync, self._keep = sync, keep
         self._run_call = run_call or run_in_workers
@@ -148,6 +155,7 @@ class TrainingSession:
         resume: str | None,
         policy: FailurePolicy,
         progress: str,
+        journal: FitJournal | None = None,
     ) -> list[dict[str, Any]]:
         """Train to ``settings.stop_at``, which counts from the end of the last fit.
 
@@ -161,6 +169,8 @@ class TrainingSession:
         settings : RunSettings
         progress : str
             A form of :func:`~bigdl.training.progress.progress_form`.
+        journal : FitJournal, optional
+            Journal of this fit, which replaces :attr:`journal`.
 
         Returns
         -------
@@ -188,6 +198,8 @@ class TrainingSession:
             if end is None:
                 if seed is not None:
                     self._seed = seed
+                self.journal = journal or FitJournal()
+                self.journal.settings = settings_of(settings)
                 settings = replace(settings, stop_at=stop_at, seed=self.seed)
                 self._train(engine, feed, program_of, settings, policy, progress_of(progress))
                 end = self.position.epochs_with_metrics
@@ -229,10 +241,21 @@ class TrainingSession:
         def keep(snapshot: Checkpoint) -> None:
             self.snapshot = snapshot
 
+        call = FitCall(
+            engine,
+            feed,
+            program,
+            start,
+            policy,
+            progress,
+            self._sync,
+            self._run,
+            keep,
+            self.journal,
+        )
         try:
-            self.snapshot = self._run_call(
-                FitCall(engine, feed, program, start, policy, progress, self._sync, self._run, keep)
-            )
+            with self.journal.recording():
+                self.snapshot = self._run_call(call)
         finally:
             progress.close()
         self._is_resumed = False
@@ -301,6 +324,8 @@ class FitCall:
         Folder to which the workers write their checkpoints.
     keep : callable
         Keeps a state in the Estimator that could not be written.
+    journal : FitJournal
+        Receives the records of the fit.
     """
 
     engine: Engine
@@ -312,6 +337,7 @@ class FitCall:
     sync: type[GradientSync]
     run: CheckpointDirectory | None
     keep: Callable[[Checkpoint], None]
+    journal: FitJournal = field(default_factory=lambda: FitJournal())
 
 
 def run_in_workers(call: FitCall) -> Checkpoint:
@@ -324,6 +350,10 @@ def run_in_workers(call: FitCall) -> Checkpoint:
             call.progress.update(value)
         elif topic == "message":
             doc, blob = value
+            if doc["topic"].startswith(_RECORDS):
+                for record in doc["records"]:
+                    call.journal.add(record)
+                return
             if not doc["topic"].startswith(_WARNING):
                 kept[doc["topic"]] = Checkpoint.unpack(doc, blob)
                 return
@@ -358,6 +388,7 @@ def run_in_workers(call: FitCall) -> Checkpoint:
                 reason = "no step is lost" if is_moved else call.policy.allow_retry(error)
                 where = Position() if latest is None else latest.position
                 logger.warning("%s; resuming from %s (%s)", error, where, reason)
+                call.journal.begin_attempt()
     name = results[0]["checkpoint"]
     return kept["final"] if name is None else cast("CheckpointDirectory", call.run).read(name)
 
@@ -392,6 +423,8 @@ class TrainState:
         Steps of an epoch; None if unknown.
     sums : EpochSums
         Sums of this worker in this epoch.
+    exchanges : StepSums
+        Seconds in collectives of this worker's steps in this epoch.
     remaining : RemainingBatches or None
         Remaining batches of an epoch that another number of workers began.
     """
@@ -402,6 +435,7 @@ class TrainState:
     layout: Any = None
     epoch_steps: int | None = None
     sums: EpochSums = field(default_factory=EpochSums)
+    exchanges: StepSums = field(default_factory=StepSums)
     remaining: RemainingBatches | None = None
     _first: dict[str, Any] | None = None  # headline of the first finished epoch
     _last: dict[str, Any] | None = None  # headline of the last finished epoch
@@ -409,7 +443,7 @@ class TrainState:
     def close_epoch(self, entry: dict[str, Any]) -> None:
         """Append the metrics of a finished epoch and reset its sums."""
         self.position.close_epoch(entry)
-        self.sums = EpochSums()
+        self.sums, self.exchanges = EpochSums(), StepSums()
         self._last = {**headline(entry), "epoch": entry["epoch"] - self.stop_at.first}
         self._first = self._first or self._last
 
@@ -451,13 +485,39 @@ class FitContext:
         Worker that runs the fit; None in the driver.
     sync : GradientSync or None
         Gradient synchronization of the workers.
+    on_record : callable, optional
+        Called with a record of the fit in the driver.
     """
 
     settings: Any
     state: TrainState
     worker: Any = None
     sync: Any = None
+    on_record: Callable[[dict[str, Any]], None] | None = None
     _warned: set[str] = field(default_factory=set)
+    _records: list[dict[str, Any]] = field(default_factory=list)  # not sent yet
+    _sent_at: float = 0.0
+    _messages: int = 0
+
+    def record(self, record: dict[str, Any], *, is_last: bool = False) -> None:
+        """Record a fact about the fit for its report; the driver gets all records of rank 0.
+
+        They are sent once per second and with the last one, since epochs can be short.
+        """
+        if self.worker is None:
+            if self.on_record is not None:
+                self.on_record(record)
+            return
+        if self.worker.rank:
+            return
+        self._records.append(record)
+        now = time.monotonic()
+        if is_last or now - self._sent_at > _RECORD_S:
+            # unique topics: a message replaces another one of its topic
+            topic = f"{_RECORDS} {self._messages}"
+            self.worker.send(topic, {"records": self._records}, b"")
+            self._records, self._sent_at = [], now
+            self._messages += 1
 
     def warn(self, text: str, about: str = "") -> None:
         """Log a warning once per subject; if several workers send the same warning, log it once."""
@@ -560,6 +620,21 @@ class TrainingStep(ABC):
     def end_epoch(self) -> dict[str, Any] | None:
         """Return the epoch's training and validation metrics, or None if no step was run."""
 
+    @abstractmethod
+    def times(self, spent: dict[str, float]) -> list[dict[str, float]]:
+        """Return rows, memory and durations of each rank in the epoch; may be a collective.
+
+        Parameters
+        ----------
+        spent : dict of str to float
+            Durations of this process by the names in :data:`bigdl.training.timing.SPENT`.
+
+        Returns
+        -------
+        list of dict
+            See :func:`bigdl.training.timing.rank_times`.
+        """
+
     def pull_model(self) -> None:  # noqa: B027 - few have to do it
         """Copy the current weights from other processes to this process's model."""
 
@@ -613,10 +688,13 @@ class EpochRunner:
     hooks: Hooks
     step: TrainingStep
     checkpointer: Checkpointer
+    _spent: dict[str, float] = field(default_factory=dict)  # since the last record
+    _recorded_at: float = 0.0
 
     def run(self) -> Any:
         """Train until the fit is over; return the result of :meth:`Checkpointer.finish`."""
         state = self.context.state
+        self._record_workers()
         self.hooks.begin_fit()
         while True:
             try:
@@ -628,7 +706,33 @@ class EpochRunner:
                 break
             except WorkerLost as error:
                 self.checkpointer.recover(error)
-        return self.checkpointer.finish(self.hooks.end_fit())
+        result = self.checkpointer.finish(self.hooks.end_fit())
+        self.context.record({"ended_at": time.time()}, is_last=True)
+        return result
+
+    def _record_workers(self) -> None:
+        """Record the workers and the durations of their start; a collective operation."""
+        worker, sync, workers = self.context.worker, self.context.sync, []
+        if worker is not None:
+            known = {"host": worker.host, "threads": worker.threads, "read_s": worker.read_s}
+            workers = all_gather_json(sync, {**known, "began_at": worker.began_at})
+        self.context.record({"ready_at": time.time(), "workers": workers})
+        self._recorded_at = time.perf_counter()
+
+    def _record_epoch(self, entry: dict[str, Any]) -> None:
+        """Record the metrics of an epoch and the durations on all ranks; a collective operation."""
+        now = time.perf_counter()
+        ranks = self.step.times({**self._spent, "wall_s": now - self._recorded_at})
+        self._spent, self._recorded_at = {}, now
+        kept = {name: value for name, value in entry.items() if name != "workers"}
+        self.context.record({"entry": kept, "ranks": ranks})
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Context manager that adds the duration of its block to the next record."""
+        started = time.perf_counter()
+        yield
+        self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - started
 
     def run_epoch(self) -> None:
         """Train to the end of the current epoch."""
@@ -641,7 +745,8 @@ class EpochRunner:
             if not step.is_done:
                 self._keep(is_due)
         is_whole = step.is_done
-        entry = step.end_epoch()
+        with self._timed("evaluate_s"):
+            entry = step.end_epoch()
         if entry is None:  # it was stopped before the first step
             return
         if hooks.are_called:
@@ -651,6 +756,7 @@ class EpochRunner:
         loss = metrics["loss"]
         if loss is not None and math.isnan(loss):
             self.context.warn(f"The loss of epoch {entry['epoch']} is nan", "nan")
+        self._record_epoch(entry)
         if is_whole:
             self._close_epoch(entry)
             self._keep(self.triggers.ask(epoch_finished=True, **metrics))
@@ -666,7 +772,8 @@ class EpochRunner:
         if is_due:
             is_over = self._is_over()
             if self.checkpointer.keeps_end or not is_over:
-                self.checkpointer.save(is_last=is_over)
+                with self._timed("checkpoint_s"):
+                    self.checkpointer.save(is_last=is_over)
         if self.checkpointer.must_leave() and not self._is_over():
             self.checkpointer.leave()
 
@@ -710,13 +817,22 @@ class WorkerStep(TrainingStep):
 
     Attributes
     ----------
+    context : FitContext
     running : RunningState
         State that layers change without training.
     source : BatchSource
         Training data of this worker.
     """
 
+    context: FitContext
     running: RunningState
+
+    def times(self, spent: dict[str, float]) -> list[dict[str, float]]:
+        state = self.context.state
+        numbers = rank_numbers(state.sums, spent)
+        everyone = self.context.sync.all_gather([*numbers, *state.exchanges.values])
+        count = len(numbers)
+        return rank_times([row[:count] for row in everyone], [row[count:] for row in everyone])
 
     @property
     @abstractmethod

@@ -70,6 +70,8 @@ class EpochSums:
     backward_s: float = 0.0
     counted: float = 0.0
     last_counted: float = 0.0
+    move_s: float = 0.0
+    exchange_s: float = 0.0
 
     def add(
         self, loss: float, counted: float, rows: int, *, step_s: float, **seconds: float
@@ -83,7 +85,8 @@ class EpochSums:
         step_s : float
             Seconds of the whole step.
         **seconds
-            ``fetch_s``, ``forward_s`` and ``backward_s`` of the step.
+            ``fetch_s``, ``move_s``, ``forward_s``, ``backward_s`` and ``exchange_s`` of the step.
+            The exchange includes waiting for other workers.
         """
         self.loss += loss
         self.counted += counted
@@ -129,6 +132,7 @@ class EpochSums:
                 "mean_fetch_s": total.fetch_s / batches,
                 "mean_fwd_s": total.forward_s / batches,
                 "mean_bwd_s": total.backward_s / batches,
+                "mean_exchange_s": total.exchange_s / batches,
             },
             "workers": [
                 {"batch_count": int(s.batches), "num_samples": int(s.rows), **s._losses()}

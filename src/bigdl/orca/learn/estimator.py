@@ -37,7 +37,9 @@ from bigdl.runtime.shards.texts import takes_texts, with_texts
 from bigdl.training.chart import FitChart
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.fit import FitCall, TrainingSession
+from bigdl.training.journal import FitJournal
 from bigdl.training.metrics import headline
+from bigdl.training.report import FitReport, LiveReport
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -408,6 +410,80 @@ class TrainingEstimator(PredictingEstimator):
         if path is not None:
             chart.write(Path(path))
         return chart
+
+    def report(self, path: str | os.PathLike | None = None) -> FitReport:
+        """Report the metrics of all epochs, and the durations and warnings of the last fit.
+
+        Parameters
+        ----------
+        path : str or os.PathLike, optional
+            HTML file or fsspec URL to write the report to. The page needs no other file.
+
+        Returns
+        -------
+        FitReport
+            Report that a notebook displays. ``advice()`` returns up to three sentences on how to
+            make the fit faster; ``times()`` and ``timeline()`` return the durations.
+
+        Raises
+        ------
+        UsageError
+            If no epoch has been trained, or if the file cannot be written.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import torch
+        >>> from bigdl.orca.data.file import is_file
+        >>> from bigdl.orca.learn.optimizers import SGD
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> estimator = Estimator.from_torch(
+        ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+        ...     backend="local",
+        ... )
+        >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+        >>> metrics = estimator.fit((x, x), epochs=2)
+        >>> report = estimator.report("fit.html")
+        >>> is_file("fit.html"), len(report.times())  # one worker
+        (True, 1)
+        """
+        training = self._training
+        position, journal = training.position, training.journal
+        if not (position.epochs_with_metrics or journal.began_at):
+            raise UsageError(
+                "There is nothing to report before the first epoch of a fit", code="not-fitted"
+            )
+        epochs = position.epoch_metrics(0, position.epochs_with_metrics)
+        report = FitReport(journal, [e for e in epochs if e["epoch"] not in journal.epochs])
+        if path is not None:
+            report.write(path)
+        return report
+
+    def _journal(
+        self,
+        data: Any,
+        validation_data: Any,
+        engine: Engine,
+        report: str | os.PathLike | None,
+    ) -> FitJournal:
+        """Return the journal of a new fit; with a path, write its report after each epoch."""
+        framework = self.framework
+        facts = {
+            "model": self._fields()["model"],
+            "framework": framework,
+            "backend": self._options.backend,
+            "workers": engine.num_workers,
+            "model_dir": self._options.model_dir,
+            "data": input_type_of(data, framework),
+        }
+        if validation_data is not None:
+            facts["validation_data"] = input_type_of(validation_data, framework)
+        journal = FitJournal(facts)
+        if report is not None:
+            position = self._training.position
+            earlier = position.epoch_metrics(0, position.epochs_with_metrics)
+            journal.on_change = LiveReport(journal, earlier, report).update
+        return journal
 
     # -- data ----------------------------------------------------------------------------------
 

@@ -15,9 +15,11 @@ single worker needs no library.
 from __future__ import annotations
 
 import contextlib
+import functools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.buckets import (
@@ -37,6 +39,29 @@ if TYPE_CHECKING:
 
     from bigdl.runtime.worker import Worker
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _timed(
+    method: Callable[Concatenate[GradientSync, P], T],
+) -> Callable[Concatenate[GradientSync, P], T]:
+    """Decorate a collective so that its duration, including waiting, is added to `collective_s`."""
+
+    @functools.wraps(method)
+    def wrapper(self: GradientSync, *args: P.args, **keywords: P.kwargs) -> T:
+        if self._is_in_collective or self.world_size == 1:
+            return method(self, *args, **keywords)
+        self._is_in_collective = True
+        started = time.perf_counter()
+        try:
+            return method(self, *args, **keywords)
+        finally:
+            self.collective_s += time.perf_counter() - started
+            self._is_in_collective = False
+
+    return wrapper
+
 
 class GradientSync(ABC):
     """Base class for collective operations among workers, mainly the all-reduce of gradients.
@@ -46,7 +71,16 @@ class GradientSync(ABC):
     Parameters
     ----------
     worker : bigdl.runtime.worker.Worker
+
+    Attributes
+    ----------
+    collective_s : float
+        Seconds that this worker has spent in collectives, including waiting for other workers. The
+        collectives during a backward pass count only where it waits for them.
     """
+
+    collective_s = 0.0
+    _is_in_collective = False
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -131,6 +165,7 @@ class GradientSync(ABC):
             Whether every worker has a separate GPU.
         """
 
+    @_timed
     def broadcast(self, data: bytes | None) -> bytes | None:
         """Return the bytes of rank 0 on every rank."""
         if self.world_size == 1:
@@ -148,6 +183,7 @@ class GradientSync(ABC):
             self._broadcast(buffer)
         return data if self.rank == 0 else buffer.numpy().tobytes()
 
+    @_timed
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """Return a list of numbers (float64) from every rank, in rank order."""
         import torch
@@ -158,6 +194,7 @@ class GradientSync(ABC):
         with as_peer_lost():
             return [each.tolist() for each in self._all_gather(tensor)]
 
+    @_timed
     def gather(self, data: bytes) -> list[bytes] | None:
         """Return the bytes of every rank on rank 0, None on other ranks."""
         if self.world_size == 1:
@@ -166,6 +203,7 @@ class GradientSync(ABC):
         with as_peer_lost():
             return self._gather(data, sizes)
 
+    @_timed
     def all_to_all(
         self, tensor: torch.Tensor, send: Sequence[int], receive: Sequence[int]
     ) -> torch.Tensor:
@@ -188,6 +226,7 @@ class GradientSync(ABC):
         with as_peer_lost():
             return self._all_to_all(tensor, list(send), list(receive))
 
+    @_timed
     def all_reduce(
         self, tensor: torch.Tensor, operation: Literal["sum", "max"] = "sum"
     ) -> torch.Tensor:
@@ -196,6 +235,7 @@ class GradientSync(ABC):
             self._begin(tensor, operation)()
         return tensor
 
+    @_timed
     def all_reduce_gradients(
         self,
         parameters: Sequence[Any],
@@ -251,6 +291,7 @@ class GradientSync(ABC):
             self.groups = GradientGroups(parameters, may_be_sparse, self.new_buffer)
         return self.groups
 
+    @_timed
     def sum_arrays(
         self, arrays: Sequence[npt.NDArray[Any]], weight: float
     ) -> list[npt.NDArray[Any]]:

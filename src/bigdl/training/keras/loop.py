@@ -351,7 +351,8 @@ class KerasStep(WorkerStep):
         state, position, rows = self.context.state, self.context.state.position, self.rows
         number = position.batch
         self.hooks.list.on_train_batch_begin(number)
-        started = time.perf_counter()
+        started, sync = time.perf_counter(), self.context.sync
+        before_s = sync.collective_s
         try:
             logs = self.steps.train(part.batch, part.rows, part.total, rows.zero_row)
         except Exception as error:
@@ -360,7 +361,7 @@ class KerasStep(WorkerStep):
             raise
         self._is_first = False
         metrics = numbers_of(logs)
-        step_s = time.perf_counter() - started
+        step_s, exchange_s = time.perf_counter() - started, sync.collective_s - before_s
         position.batch += 1
         position.global_step += 1
         state.sums.add(
@@ -368,9 +369,11 @@ class KerasStep(WorkerStep):
             float(part.rows),
             part.rows,
             fetch_s=fetch_s,
-            forward_s=step_s,
+            forward_s=step_s - exchange_s,
+            exchange_s=exchange_s,
             step_s=fetch_s + step_s,
         )
+        state.exchanges.add(exchange_s)
         self.hooks.end_batch(number, metrics)
         epochs, steps = state.stop_at.epochs or 0, self._epoch_steps or position.batch
         self.context.worker.progress(**state.progress(epochs, steps, metrics.get("loss")))
@@ -385,8 +388,7 @@ class KerasStep(WorkerStep):
             logs = metrics_of(model, self._logs, seen, sync, self._initial_metrics)
             # not None, since an epoch has rows
             sums = cast("dict[str, Any]", self.context.state.sums.all_reduce(sync))
-            peak = peak_memory()
-            peaks = [int(row[0]) for row in sync.all_gather([float(peak)])]
+            peaks = [int(row[0]) for row in sync.all_gather([float(peak_memory())])]
             entry = entry_of(self.context.state, sums, logs, peaks)
             validates = self.context.settings.validates_after(self.hooks.number + 1)
             if rows.validation is not None and validates:

@@ -31,7 +31,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 from bigdl.common.checks import check_number
-from bigdl.common.drawing import AxisScale, Chart
+from bigdl.common.drawing import GRID, AxisScale, Chart
 from bigdl.common.errors import UsageError, as_usage_error, require
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.median_interval import MedianInterval
@@ -339,7 +339,7 @@ def _by_accuracy(trials, precisions: Mapping[str, Precision]) -> Chart:
     chart = _with_latencies(across, left, right, bottom)
     chart.text("accuracy", left, _MARGIN - 20, "end")
     for value in up.ticks():
-        chart.line([(left, up(value)), (right, up(value))], "#ddd")
+        chart.line([(left, up(value)), (right, up(value))], GRID)
         chart.text(f"{value:.4g}", left - 6, up(value) + 4, "end")
     for trial in trials:
         x, y = across(trial.latency), up(trial.accuracy)
@@ -360,7 +360,7 @@ def _in_rows(trials, precisions: Mapping[str, Precision]) -> Chart:
         chart.line([(left, y), (x, y)], colour, 9, title=_title(trial))
         chart.text(trial.method, left - 6, y + 4, "end")
         spread = _ends(trial, across, y)
-        chart.line(spread, "#444")
+        chart.line(spread, "#888")
         chart.text(f"{trial.latency:.3g}", max(x, spread[1][0]) + 6, y + 4)
     return chart
 
@@ -369,7 +369,7 @@ def _with_latencies(across: AxisScale, left: float, right: float, bottom: float)
     """Return an empty chart with a latency axis."""
     chart = Chart(_WIDTH, bottom + _MARGIN)
     for value in across.ticks():
-        chart.line([(across(value), _MARGIN), (across(value), bottom)], "#ddd")
+        chart.line([(across(value), _MARGIN), (across(value), bottom)], GRID)
         chart.text(f"{value:.3g}", across(value), bottom + 16, "middle")
     chart.text("latency (ms)", (left + right) / 2, bottom + 36, "middle")
     return chart

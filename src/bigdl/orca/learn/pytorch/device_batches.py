@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,16 @@ class DeviceBatches:
     device : torch.device
     worker : Worker
         The worker that reads the batches; the thread ends when it exits.
+
+    Attributes
+    ----------
+    moved_s : float
+        Seconds of copies to the device that were not prefetched.
     """
 
     def __init__(self, data: BatchSource, device: torch.device, worker: Worker):
         self._data, self._device, self._rank = data, device, worker.rank
+        self.moved_s = 0.0
         self._threads: ThreadPoolExecutor | None = None
         # (step, start, stop), row order, batch
         self._next: tuple[tuple[int, int, int], Any, Future] | None = None
@@ -55,7 +62,10 @@ class DeviceBatches:
         if ahead is not None and ahead[0] == (step, start, stop) and ahead[1] is order:
             batch = self._receive(ahead[2])
         else:
-            batch = to_device(self._data.batch(start, stop, order), self._device)
+            loaded = self._data.batch(start, stop, order)
+            started = time.perf_counter()
+            batch = to_device(loaded, self._device)
+            self.moved_s += time.perf_counter() - started
         if self._threads is not None and step + 1 < plan.steps and _size(batch) >= AHEAD_BYTES:
             # copy the plan: reading a batch changes its state
             start, stop, _ = copy.copy(plan).batch(step + 1, self._rank)

@@ -391,6 +391,7 @@ class PyTorchEstimator(TrainingEstimator):
         sampling: str | None = None,
         drop_stragglers: dict | None = None,
         min_workers: int | None = None,
+        report: str | os.PathLike | None = None,
         **old,
     ) -> list:
         """Train the model; a further call continues the training.
@@ -494,6 +495,9 @@ Ray also RayXShards or a ray.data.Dataset
             For ``backend="ray"``: minimum number of workers to continue with, from the latest
             checkpoint, after a loss of nodes. The checkpoint must be from the end of an epoch (the
             default).
+        report : str or os.PathLike, optional
+            HTML file or fsspec URL to write a report of this fit to, see :meth:`report`. It is
+            written again after each epoch, and a browser reloads it while the fit runs.
         **old
             Keywords of BigDL 2.0, such as ``info``.
 
@@ -588,6 +592,7 @@ Ray also RayXShards or a ray.data.Dataset
             resume=resume,
             policy=self._backend.failure_policy(max_failures),
             progress=self._progress_form(callbacks),
+            journal=self._journal(data, validation_data, engine, report),
         )
         if self._events is not None:
             train, validation = self.get_train_summary(), self.get_validation_summary()

@@ -741,22 +741,25 @@ class TorchStep(WorkerStep):
         runner, forward_pass, state = self.runner, self.forward_pass, self.context.state
         position, plan, settings = state.position, self.rows.plan, self.context.settings
         module = forward_pass.module
-        started = time.perf_counter()
+        started, sync, batches = time.perf_counter(), self.context.sync, self._batches
+        collective_s, moved_s = sync.collective_s, batches.moved_s
         start, stop, batch_rows = plan.batch(position.batch, self.runner.rank)
         rows = stop - start
         runner.batch_idx = position.batch
         runner.batch = runner.output = runner.target = runner.loss = None
         if rows:
-            runner.batch = self._batches.get(position.batch, start, stop, plan, self.rows.order)
+            runner.batch = batches.get(position.batch, start, stop, plan, self.rows.order)
         runner.call("before_train_iter")
         if module is not None:
             runner.batch = module.begin_batch(runner.batch, runner.batch_idx, rows)
         self._update.begin()
         fetched = forwarded = time.perf_counter()
+        before_s = sync.collective_s
         if rows:
             with self._precision():
                 self._forward(rows)
             forwarded = time.perf_counter()
+        forwarded_s = sync.collective_s
         if self.built.tables is not None:
             self.built.tables.finish()
         counted, total = self._loss_divisors(rows, batch_rows)
@@ -765,9 +768,9 @@ class TorchStep(WorkerStep):
         # if nothing counts, zero gradients still move weights that have a momentum
         shares = (float(rows), float(batch_rows)) if by_rows else (counted, total)
         runner.updated, is_shared = self._backward(*shares)
-        computed = time.perf_counter()
-        self.running.rows += rows
         loss = runner.loss.item() if counted and runner.loss is not None else 0.0
+        computed = time.perf_counter()  # also on a GPU, since the loss is known
+        self.running.rows += rows
         if math.isnan(loss):
             self.context.warn(self._nan_message(), "nan")
         rule = LossRule(settings.weighted, forward_pass.loss_weights.is_sum)
@@ -778,11 +781,14 @@ class TorchStep(WorkerStep):
         state.sums.add(
             *parts,
             rows,
-            fetch_s=fetched - started,
-            forward_s=forwarded - fetched,
-            backward_s=computed - forwarded,
+            fetch_s=fetched - started - (batches.moved_s - moved_s) - (before_s - collective_s),
+            move_s=batches.moved_s - moved_s,
+            forward_s=forwarded - fetched - (forwarded_s - before_s),
+            backward_s=computed - forwarded - (sync.collective_s - forwarded_s),
+            exchange_s=sync.collective_s - collective_s,
             step_s=time.perf_counter() - started,
         )
+        state.exchanges.add(sync.collective_s - collective_s)
         if self.summary is not None:
             self.summary.add_batch(runner, parts, batch_rows, time.perf_counter() - started)
         if module is not None:

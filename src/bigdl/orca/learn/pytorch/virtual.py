@@ -319,7 +319,8 @@ class VirtualStep(TorchStep):
     def _run_batch(self) -> bool:
         runner, state, settings = self.runner, self.context.state, self.context.settings
         position, plan = state.position, self.rows.plan
-        started = time.perf_counter()
+        started, sync = time.perf_counter(), self.context.sync
+        collective_s = sync.collective_s
         runner.batch_idx = position.batch
         runner.batch = runner.output = runner.target = runner.loss = None
         runner.call("before_train_iter")
@@ -365,9 +366,9 @@ class VirtualStep(TorchStep):
         if self.rows.is_uneven or self.forward_pass.loss_weights.is_uneven:
             everyone = self.context.sync.all_gather(counts)
             total = sum(count for of_rank in everyone for count in of_rank)
-        before = time.perf_counter()
+        before, before_s = time.perf_counter(), sync.collective_s
         self._tree.update(total)
-        backward_s += time.perf_counter() - before
+        backward_s += time.perf_counter() - before - (sync.collective_s - before_s)
         position.batch += 1
         position.global_step += 1
         runner.updated = True
@@ -389,8 +390,10 @@ class VirtualStep(TorchStep):
             fetch_s=fetch_s,
             forward_s=forward_s,
             backward_s=backward_s,
+            exchange_s=sync.collective_s - collective_s,
             step_s=time.perf_counter() - started,
         )
+        state.exchanges.add(sync.collective_s - collective_s)
         if self.summary is not None:
             self.summary.add_batch(runner, whole, batch_rows, time.perf_counter() - started)
         runner.call("after_train_iter")

@@ -296,6 +296,7 @@ class KerasEstimator(KerasFiles):
         sampling: str | None = None,
         drop_stragglers: dict | None = None,
         min_workers: int | None = None,
+        report: str | os.PathLike | None = None,
         **old: object,
     ) -> dict:
         """Train the model; a further call continues the training.
@@ -360,6 +361,9 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         transport, group_size, compression, sampling, drop_stragglers, min_workers
             Options of the parameter layer, for ``backend="bigdl"``; see
             :meth:`bigdl.orca.learn.pytorch.PyTorchEstimator.fit`.
+        report : str or os.PathLike, optional
+            HTML file or fsspec URL to write a report of this fit to, see :meth:`report`. It is
+            written again after each epoch, and a browser reloads it while the fit runs.
         **old
             Keywords of earlier releases.
 
@@ -432,6 +436,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             resume=resume,
             policy=self._backend.failure_policy(max_failures),
             progress=progress_form(verbose),
+            journal=self._journal(data, validation_data, engine, report),
         )
         return _history(history, {"verbose": verbose, "epochs": epochs}, profile)
 

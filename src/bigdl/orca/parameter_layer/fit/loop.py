@@ -48,6 +48,7 @@ from bigdl.training.fit import (
     input_facts,
 )
 from bigdl.training.state import dumps, loads
+from bigdl.training.timing import rank_numbers, rank_times
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -388,6 +389,12 @@ class ParameterLayerStep(TrainingStep):
                 "The validation data has no rows", code="data-empty", argument="validation_data"
             ) from None
 
+    def times(self, spent):
+        metrics = self.metrics
+        numbers = [rank_numbers(sums, spent) for sums in metrics.of_ranks]
+        times = rank_times(numbers, [exchanges.values for exchanges in metrics.exchanges])
+        return [{**each, "memory": m} for each, m in zip(times, metrics.memory, strict=True)]
+
     def pull_model(self):
         self.ranks.pull()
         if self.model.are_changes_kept:
@@ -599,6 +606,7 @@ class ParameterLayerFit:
         policy: FailurePolicy,
         on_progress: Callable[[dict], None],
         evaluate: Callable[..., list] | None = None,
+        on_record: Callable[[dict], None] | None = None,
     ) -> Checkpoint:
         """Train to the end and return the final state.
 
@@ -611,8 +619,11 @@ class ParameterLayerFit:
             Called with a dict after every group.
         evaluate : callable, optional
             Method ``attempt`` of a job of :meth:`DriverModel.evaluation`.
+        on_record : callable, optional
+            Called with the records of the fit.
         """
         context, model = self._context, self.model
+        context.on_record = on_record
         described = policy.run(lambda: _described(transport), "trying again")
         ranks = RankStates(transport, self.plan, model, policy)
         step = self._step(context, model, ranks, described, cluster, policy, on_progress, evaluate)
@@ -723,4 +734,11 @@ class ParameterLayerRun:
                     engine.open(evaluation, validation, keep_spools=True)
                 ).attempt
             cluster = cast("SparkCluster", engine.cluster)
-            return fit.run(transport, cluster, call.policy, call.progress.update, evaluate)
+            return fit.run(
+                transport,
+                cluster,
+                call.policy,
+                call.progress.update,
+                evaluate,
+                call.journal.add,
+            )

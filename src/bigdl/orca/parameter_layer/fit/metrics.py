@@ -10,6 +10,7 @@ import numpy as np
 
 from bigdl.training.chart import PanelChart, table_of
 from bigdl.training.metrics import EpochSums, LossRule, summaries_of
+from bigdl.training.timing import StepSums
 
 PHASES = (
     "launch_s",
@@ -48,6 +49,8 @@ class ParameterLayerMetrics:
     Attributes
     ----------
     of_ranks : list of EpochSums
+    exchanges : list of StepSums
+        Seconds of each rank's steps that were not used for its gradient.
     dropped : dict of str to int
         Losses to stragglers: dropped contributions and rows, and discarded steps.
     added : dict of str to ndarray of float64
@@ -63,6 +66,7 @@ class ParameterLayerMetrics:
     def __init__(self, ranks: int, *, weighted: bool, loss_is_sum: bool):
         self._rule = LossRule(weighted, loss_is_sum)
         self.of_ranks = [EpochSums() for _ in range(ranks)]
+        self.exchanges = [StepSums() for _ in range(ranks)]
         self._steps, self._totals = 0, dict.fromkeys(_OF_STEPS, 0.0)
         self.dropped = {"dropped_contributions": 0, "dropped_rows": 0, "discarded_steps": 0}
         self.added: dict[str, Any] = {}
@@ -130,7 +134,9 @@ class ParameterLayerMetrics:
                 source["loss"], source["counted"], total, source["rows"], batch_rows
             )
             times = {name: source[name] for name in _TIMES_OF_BATCH if name in source}
-            sums.add(*parts, source["rows"], step_s=seconds, **times)
+            exchange_s = max(0.0, seconds - source.get("compute_s", 0.0))
+            sums.add(*parts, source["rows"], step_s=seconds, exchange_s=exchange_s, **times)
+            self.exchanges[rank].add(exchange_s)
             loss, counted = loss + parts[0], counted + parts[1]
         return [loss, counted, float(batch_rows)]
 
