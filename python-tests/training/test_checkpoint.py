@@ -427,7 +427,8 @@ class Job(CrewJob):
 
     def attempt(self, options, state, on_event):
         def listen(kind, value):
-            self._topics.append(value[0]["topic"])
+            if not value[0]["topic"].startswith("records"):  # those of the report
+                self._topics.append(value[0]["topic"])
             on_event(kind, value)
 
         try:

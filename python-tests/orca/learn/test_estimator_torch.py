@@ -86,6 +86,7 @@ def test_validation_adds_figures_of_all_workers(frame):
         "mean_fetch_s",
         "mean_fwd_s",
         "mean_bwd_s",
+        "mean_exchange_s",
         "mean_validation_s",
         "mean_eval_fwd_s",
     }

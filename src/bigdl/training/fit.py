@@ -62,7 +62,7 @@ _VOTE_STEPS = 10  # steps between two votes, if these take less than VOTE_S
 _UNSAVED = "unsaved"  # topic of a final state that could not be written
 _WARNING = "warning"  # prefix of the topics of workers' warnings to the user
 _RECORDS = "records"  # prefix of the topics of the epochs' records
-_RECORD_S = 1.0  # seconds between two messages with records
+_RECORD_INTERVAL = 1.0  # seconds between two messages with records
 
 
 class TrainingSession:
@@ -512,7 +512,7 @@ class FitContext:
             return
         self._records.append(record)
         now = time.monotonic()
-        if is_last or now - self._sent_at > _RECORD_S:
+        if is_last or now - self._sent_at > _RECORD_INTERVAL:
             # unique topics: a message replaces another one of its topic
             topic = f"{_RECORDS} {self._messages}"
             self.worker.send(topic, {"records": self._records}, b"")

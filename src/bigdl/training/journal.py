@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from bigdl.training.position import RunSettings
+
 _LOGGER = "bigdl"
 _PACKAGES = (
     *("bigdl", "torch", "keras", "tensorflow", "jax", "lightning", "pytorch-lightning"),
@@ -124,7 +126,7 @@ def versions() -> dict[str, str]:
     return out
 
 
-def settings_of(settings: Any) -> dict[str, str]:
+def settings_of(settings: RunSettings) -> dict[str, str]:
     """Return the arguments of a fit that have a short text, without unset ones."""
     out = {}
     for each in fields(settings):
@@ -139,7 +141,7 @@ def settings_of(settings: Any) -> dict[str, str]:
     return out
 
 
-def _text_of(value: Any) -> str:
+def _text_of(value: object) -> str:
     """Return the text of a setting: of a number, of names, or of the class of an object."""
     if isinstance(value, bool | int | float):
         return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value)

@@ -35,9 +35,9 @@ PHASES = {
 """Phases of an epoch and their names in the report."""
 
 _MAX_SENTENCES = 3
-_WORTH_S = 2.0  # a smaller saving needs no advice
-_REFRESH_S = 5
-_INTERVAL_S = 1.0  # between two writes of a report
+_WORTH = 2.0  # a smaller saving needs no advice
+_REFRESH = 5
+_INTERVAL = 1.0  # between two writes of a report
 _BUSY = ("fetch_s", "move_s", "forward_s", "backward_s")
 
 
@@ -117,7 +117,7 @@ class FitReport:
         }
         return {name: seconds for name, seconds in parts.items() if seconds > 0}
 
-    def advice(self, worth_s: float = _WORTH_S) -> list[str]:
+    def advice(self, worth_s: float = _WORTH) -> list[str]:
         """Return up to three sentences on how to make the fit faster, the largest saving first.
 
         Parameters
@@ -208,7 +208,7 @@ class FitReport:
             If the file cannot be written.
         """
         is_running = self.journal.began_at > self.journal.ended_at
-        self._page().write(path, _REFRESH_S if is_running else 0)
+        self._page().write(path, _REFRESH if is_running else 0)
 
     def _repr_html_(self) -> str:
         return self._page().fragment()
@@ -320,7 +320,7 @@ class LiveReport:
     def update(self) -> None:
         """Write the report unless the last one is less than a second old; log a failed write."""
         now = time.monotonic()
-        if now - self._written_at < _INTERVAL_S and not self._report.journal.ended_at:
+        if now - self._written_at < _INTERVAL and not self._report.journal.ended_at:
             return
         self._written_at = now
         try:

@@ -461,8 +461,8 @@ class TrainingEstimator(PredictingEstimator):
 
     def _journal(
         self,
-        data: Any,
-        validation_data: Any,
+        data: object,
+        validation_data: object,
         engine: Engine,
         report: str | os.PathLike | None,
     ) -> FitJournal:
