@@ -203,10 +203,32 @@ class AxisScale:
         return self._begin + part * (self._end - self._begin)
 
     def ticks(self) -> list[float]:
-        """Return evenly spaced values for ticks."""
-        span = self._high - self._low
-        inner = [self._low + span * number / (_TICKS - 1) for number in range(_TICKS)]
-        return [math.exp(value) if self._log else value for value in inner]
+        """Return about five round values within the axis, such as 0, 20 and 40."""
+        low, high = (math.exp(v) if self._log else v for v in (self._low, self._high))
+        if self._log and high > 5 * low:
+            powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+            values = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+            return [value for value in values if low <= value <= high]
+        return round_values(low, high, _TICKS)
 
     def _inner(self, value: float) -> float:
         return math.log(value) if self._log else value
+
+
+def round_values(low: float, high: float, count: int) -> list[float]:
+    """Return at most `count` + 1 multiples of 1, 2 or 5 times a power of ten within a range.
+
+    Examples
+    --------
+    >>> from bigdl.common.drawing import round_values
+    >>> round_values(0.0, 97.0, 5)
+    [0.0, 20.0, 40.0, 60.0, 80.0]
+    >>> round_values(0.12, 0.35, 5)
+    [0.15, 0.2, 0.25, 0.3, 0.35]
+    """
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= rough * (1 - 1e-9))
+    digits = max(0, 1 - math.floor(math.log10(step)))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, digits) for number in range(first, last + 1)]

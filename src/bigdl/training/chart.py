@@ -73,6 +73,7 @@ class PanelChart(Chart):
         for number in sorted({0, len(self._ticks) // 2, len(self._ticks) - 1}):
             middle = _LEFT + (number + 0.5) * self._step
             self.text(f"{self._ticks[number]}", middle, bottom + 16, "middle")
+        self.text(self._name, self._right + 16, bottom + 16)
         self.text(title, _LEFT, top + 16)
         return up
 
