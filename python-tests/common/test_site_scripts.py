@@ -20,7 +20,8 @@ def test_the_chart_of_the_front_page_shows_the_tables_of_the_benchmarks():
     script = load_script("draw_front_page")
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     drawn = (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8")
-    assert script.draw_speed(page).svg(is_alone=True) == drawn, "run: python scripts/draw_front_page.py"
+    chart = script.draw_speed(page).svg(is_alone=True)
+    assert chart == drawn, "run: python scripts/draw_front_page.py"
     with pytest.raises(LookupError, match="no number for 'Ray:', 'lukewarm', 'ratio'"):
         script.ratio(page, "Ray:", "lukewarm", "ratio")
 
