@@ -1,4 +1,4 @@
-"""Workers read the Parquet files of a DataFrame that only selects columns of them."""
+"""Workers read the Parquet files of a DataFrame that selects, casts and filters their columns."""
 
 import logging
 
@@ -84,12 +84,26 @@ class Line(torch.nn.Module):
             lambda df: df.withColumnRenamed("x", "a.b").select(F.col("`a.b`").alias("x"), "y"),
             "files",
         ),
-        (lambda df: df.where("x > 0.5"), "Spark"),
+        (lambda df: df.where("x > 0.5"), "files"),
+        (lambda df: df.withColumn("x", F.col("x").cast("float")), "files"),
+        (lambda df: df.dropna().where(F.col("id").isin(*range(500))), "files"),
+        (lambda df: df.where("x > 0.5 AND length(string(id)) > 1"), "Spark"),
         (lambda df: df.withColumn("x", F.col("x") * 2), "Spark"),
         (lambda df: df.repartition(3), "Spark"),
         (lambda df: df.limit(500), "Spark"),
     ],
-    ids=["all", "selected", "renamed", "filter", "computed", "repartitioned", "limit"],
+    ids=[
+        "all",
+        "selected",
+        "renamed",
+        "filter",
+        "cast",
+        "dropna",
+        "unknown filter",
+        "computed",
+        "repartitioned",
+        "limit",
+    ],
 )
 def test_plans_that_only_select_columns_are_read_from_files(
     folder, orca_spark, messages, change, expected
@@ -112,6 +126,30 @@ def test_each_row_reaches_one_worker_once_with_its_values(folder, orca_spark, me
         assert target == np.float32(expected.pop(number))
 
 
+def test_filtered_rows_are_divided_evenly_and_keep_their_values(folder, orca_spark, messages):
+    frame = orca_spark.read.parquet(folder).where("x > 0.9 OR id BETWEEN 300 AND 650")
+    expected = {row.id: row.y for row in frame.select("id", "y").collect()}
+    results = rows_of(frame.select(F.col("id").alias("number"), "y"))
+    assert way(messages) == "files"
+    numbers = [n for ids, _ in results for n in ids]
+    assert sorted(numbers) == sorted(expected)
+    assert abs(len(results[0][0]) - len(results[1][0])) <= 1
+    for ids, targets in results:
+        for number, target in zip(ids, targets, strict=True):
+            assert target == np.float32(expected[number])
+
+
+def test_a_filter_without_rows_is_refused_by_either_way(folder, orca_spark):
+    with refused("data-empty"):
+        fit(orca_spark.read.parquet(folder).where("x > 5"))
+
+
+def test_a_cast_that_overflows_is_an_error(folder, orca_spark):
+    frame = orca_spark.read.parquet(folder).where("id > 100").withColumn("x", F.expr("tinyint(id)"))
+    with refused("data-value", "cannot be cast to int8"):
+        fit(frame)
+
+
 def test_a_fit_equals_that_of_the_path(folder, orca_spark):
     of_frame, _ = fit(orca_spark.read.parquet(folder), workers=1)
     of_path, _ = fit(folder, workers=1)
@@ -119,8 +157,10 @@ def test_a_fit_equals_that_of_the_path(folder, orca_spark):
     assert of_frame[-1]["train_loss"] == pytest.approx(of_path[-1]["train_loss"], rel=0.05)
 
 
-def test_the_bits_of_weights_do_not_depend_on_the_way(folder, orca_spark, monkeypatch):
+@pytest.mark.parametrize("filtered", [False, True])
+def test_the_bits_of_weights_do_not_depend_on_the_way(folder, orca_spark, monkeypatch, filtered):
     frame = orca_spark.read.parquet(folder)
+    frame = frame.where("x < 0.8") if filtered else frame
     weights = []
     for workers, switched_off in ((1, False), (2, False), (2, True)):
         if switched_off:

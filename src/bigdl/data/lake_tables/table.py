@@ -25,6 +25,8 @@ require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
+from bigdl.data.lake_tables.expressions import Query, rows_of  # noqa: E402
+
 _FOOTERS = 16  # footers read concurrently
 KEY = b"bigdl.key"  # field metadata: the column's name or id in the files
 FIELD_ID = b"PARQUET:field_id"
@@ -61,7 +63,8 @@ class RowRange:
     file : DataFile
         Without `deleted`.
     group, start, stop : int
-        Index of the row group, and row offsets in it.
+        Index of the row group, and row offsets in it. If :attr:`TableColumns.query` has a
+        condition, only rows that fulfill it are counted.
     deleted : ndarray of int64 or None
         Offsets of deleted rows between `start` and `stop`.
     """
@@ -91,12 +94,15 @@ class TableColumns:
         True if files identify columns by field id, False if by name.
     evolves : bool
         False if all files have exactly these columns and types.
+    query : Query or None
+        Computes the resulting columns from these, for tables without deleted rows.
     """
 
     url: str
     fields: tuple[pa.Field, ...]
     is_by_id: bool = False
     evolves: bool = False
+    query: Query | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,6 +318,19 @@ def read_ranges(
             for batch in parquet.iter_batches(
                 batch_size=batch_rows, row_groups=[rows.group], columns=names, use_threads=False
             ):
+                if columns.query is not None:
+                    arrays = _columns_of(batch, columns, sources, dict(file.constants))
+                    named = dict(zip((each.name for each in columns.fields), arrays, strict=True))
+                    named = columns.query.rows(named)
+                    count = rows_of(named)
+                    low, high = max(rows.start - row, 0), min(rows.stop - row, count)
+                    if low < high:
+                        part = {name: a.slice(low, high - low) for name, a in named.items()}
+                        yield columns.query.select(part)
+                    row += count
+                    if row >= rows.stop:
+                        break
+                    continue
                 low, high = max(rows.start - row, 0), min(rows.stop - row, batch.num_rows)
                 if low < high:
                     part = _remove_deleted(batch.slice(low, high - low), rows.deleted, row + low)

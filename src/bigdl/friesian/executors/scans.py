@@ -95,9 +95,9 @@ def from_files(df: DataFrame, function: Work, schema: str | StructType) -> DataF
     if not set(column_types.PLAIN) >= set(types.values()):
         return None
     scan = scan_of(df)
-    if scan is None:
+    columns = None if scan is None else scan.names_in_files
+    if scan is None or columns is None:
         return None
-    columns = scan.columns
     fields = {inside: Field(types[name]) for name, inside in columns.items()}
     accepts = partial(_is_read_alike, {n: f.kind for n, f in fields.items()}, scan.rebase_mode)
     groups = row_groups_of(scan, df.sparkSession, accepts)

@@ -1,16 +1,17 @@
-"""Direct reading of Parquet files by workers, for DataFrames that only select columns.
+"""Direct reading of Parquet files by workers, for DataFrames that select, cast and filter columns.
 
 Spark decodes columns to Java vectors and rows, encodes them as Arrow and sends them to Python.  If
-a plan only selects columns, a Python task that opens the files with pyarrow gets the same rows in
-the same partitions without these conversions.
+a plan only selects, casts and filters columns of files, a Python task that opens the files with
+pyarrow gets the same rows in the same partitions without these conversions.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
@@ -19,10 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
-from bigdl.data.lake_tables.table import KEY, DataFile, RowRange, TableColumns
+from bigdl.data.lake_tables.expressions import Query, input_names
+from bigdl.data.lake_tables.table import DataFile, RowRange, TableColumns
 from bigdl.orca.cluster.scan import Scan, scan_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
-from bigdl.orca.cluster.versions import arrow_schema, to_arrow
+from bigdl.orca.cluster.versions import arrow_type, release, to_arrow
 from bigdl.orca.data.file import is_local_path, open_file_system
 
 if TYPE_CHECKING:
@@ -31,10 +33,13 @@ if TYPE_CHECKING:
 FEW_FILES = 32  # maximum number of files that the driver inspects itself
 FILES_OF_TASK = 16  # files that one task inspects
 _GREGORIAN_START = -141427  # 1582-10-15 in days since 1970
+_START_OF_ZONES = -2208988800000000  # 1900-01-01 in microseconds since 1970
 _COMMON = {
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
     *(pa.bool_(), pa.string(), pa.binary()),
 }
+_TIMES = {pa.timestamp("us", "UTC"), pa.timestamp("us")}
+_COUNTED_ROWS = 1 << 17  # rows of a batch of which matching rows are counted
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -63,13 +68,66 @@ class RowGroups:
         """Number of rows in the row groups."""
         return sum(self.counts)
 
-    def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of at most `rows` rows with the columns of a schema."""
-        names = list(dict.fromkeys(schema.names))
+    def batches(self, columns: FileColumns, rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield record batches of at most `rows` rows of the file, without rows to skip."""
+        names = columns.schema.names
         with missing_file_explained(self.path), open_parquet(self.path) as file:
-            for batch in file.iter_batches(rows, self.groups, names, use_threads=False):
-                columns = [batch.column(each.name).cast(each.type) for each in schema]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            groups = [each for each in self.groups if columns.may_match(file, each)]
+            for batch in file.iter_batches(rows, groups, names, use_threads=False):
+                yield columns.compute(batch)
+
+
+@dataclass(frozen=True)
+class FileColumns:
+    """Columns of files, and the columns of a DataFrame that are computed from them.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Columns of the files.
+    query : Query
+    names : list of str
+        Names of the DataFrame's columns.
+    """
+
+    schema: pa.Schema
+    query: Query
+    names: list[str]
+
+    def compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the DataFrame's columns for the rows of files that fulfill the condition."""
+        columns = self.query.rows(self._inputs(batch))
+        return pa.RecordBatch.from_arrays(self.query.select(columns), self.names)
+
+    def count(self, groups: RowGroups) -> list[int]:
+        """Return the number of rows of each row group that fulfill the condition."""
+        names, counts = self._condition_names(), []
+        with missing_file_explained(groups.path), open_parquet(groups.path) as file:
+            for group in groups.groups:
+                batches = file.iter_batches(_COUNTED_ROWS, [group], names, use_threads=False)
+                counts.append(sum(self.query.count(self._inputs(b)) for b in batches))
+        return counts
+
+    def may_match(self, file: pq.ParquetFile, group: int) -> bool:
+        """Return True unless no row of a row group fulfills the condition."""
+        names = self._condition_names()
+        if not names or len(names) == len(self.schema):
+            return True
+        batches = file.iter_batches(_COUNTED_ROWS, [group], names, use_threads=False)
+        return any(self.query.count(self._inputs(each)) for each in batches)
+
+    def of_table(self, path: str) -> TableColumns:
+        """Return the columns for readers of row ranges."""
+        types = [each.type for each in self.schema]
+        casts = any(each in _TIMES for each in types)
+        return TableColumns(path, tuple(self.schema), evolves=casts, query=self.query)
+
+    def _condition_names(self) -> list[str]:
+        return input_names(*([] if self.query.condition is None else [self.query.condition]))
+
+    def _inputs(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        names = batch.schema.names
+        return {name: batch.column(name).cast(self.schema.field(name).type) for name in names}
 
 
 @contextmanager
@@ -133,13 +191,13 @@ def map_in_arrow(df: DataFrame, function: Work, schema: Any, rows: int) -> DataF
     rows : int
         Rows per batch from files, except for the last; Spark determines the size of its batches.
     """
-    tasks = _file_tasks(df)
+    tasks = file_tasks(df)
     if tasks is None:
         return df.mapInArrow(silent_when_closed(function), schema)
-    groups, columns_of_files = tasks
+    groups, columns = tasks
 
     def work(groups: list[RowGroups]) -> Iterator[pa.RecordBatch]:
-        batches = (each.batches(columns_of_files, rows) for each in groups)
+        batches = (each.batches(columns, rows) for each in groups)
         return function(_rebatched(rows, chain.from_iterable(batches)))
 
     return map_items(df.sparkSession, groups, work, schema)
@@ -197,71 +255,131 @@ def _concatenate(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def _file_tasks(df: DataFrame) -> tuple[list[list[RowGroups]], pa.Schema] | None:
-    """Return each task's row groups and the file columns, or None if Spark must read the files."""
-    types = {each.name: _nullable(each.type) for each in arrow_schema(df.schema)}
-    if not all(map(_is_common, types.values())):
-        return None
+def file_tasks(df: DataFrame) -> tuple[list[list[RowGroups]], FileColumns] | None:
+    """Return each task's row groups and the columns to read, or None if Spark must read the files.
+
+    A row group may have rows that do not fulfill the condition of the columns.
+    """
     scan = scan_of(df)
-    if scan is None or any("." in name for name in scan.columns.values()):
+    if scan is None or any("." in name for name in scan.inputs):
         return None
-    columns = [(inside, types[name]) for name, inside in scan.columns.items()]
-    accepts = partial(_reads_equally, dict(columns), scan.rebase_mode)
+    inputs = {name: _nullable(arrow_type(type_)) for name, type_ in scan.inputs.items()}
+    if not all(map(_is_common, inputs.values())):
+        return None
+    accepts = partial(_reads_equally, inputs, scan.rebase_mode)
     groups = row_groups_of(scan, df.sparkSession, accepts)
-    return None if groups is None else (groups, pa.schema(columns))
+    if groups is None:
+        return None
+    query = Query(scan.condition, tuple(scan.columns.values()))
+    return groups, FileColumns(pa.schema(list(inputs.items())), query, list(scan.columns))
 
 
 def row_ranges_of(df: DataFrame) -> tuple[TableColumns, list[RowRange]] | None:
-    """Return the file columns and row ranges of a DataFrame, or None if Spark must read the files.
+    """Return the columns and rows of a DataFrame that selects, casts and filters those of files.
 
     Returns
     -------
     columns : TableColumns
-        In the order of the DataFrame's columns.
+        With the DataFrame's columns as results of its query.
     row_ranges : list of RowRange
-        In the order of the DataFrame's rows.
+        In the order of the DataFrame's rows, of which there is at least one.
     None
         If Spark must read the files.
     """
-    tasks = _file_tasks(df)
+    tasks = file_tasks(df)
     if tasks is None:
         return None
-    groups, schema = tasks
+    groups, columns = tasks
     files = [each for task in groups for each in task]
     if not files:
         return None
-    fields = tuple(
-        pa.field(name, column.type, metadata={KEY: column.name.encode()})
-        for name, column in zip(df.columns, schema, strict=True)
-    )
+    counts: list[Sequence[int]] = [each.counts for each in files]
+    if columns.query.condition is not None:
+        counts = _matching_rows(df.sparkSession, files, columns)
     ranges = [
         RowRange(DataFile(open_file_system(each.path)[1]), group, 0, rows)
-        for each in files
-        for group, rows in zip(each.groups, each.counts, strict=True)
+        for each, counts_of_file in zip(files, counts, strict=True)
+        for group, rows in zip(each.groups, counts_of_file, strict=True)
         if rows
     ]
-    return TableColumns(files[0].path, fields), ranges
+    return (columns.of_table(files[0].path), ranges) if ranges else None
+
+
+def _matching_rows(
+    spark: SparkSession, files: Sequence[RowGroups], columns: FileColumns
+) -> list[Sequence[int]]:
+    """Return the number of rows of each row group that fulfill the condition."""
+    from bigdl.orca.cluster.spark import is_local
+
+    parts = [replace(e, groups=(g,)) for e in files for g in e.groups]
+    if is_local(cast("str", spark.sparkContext.master)):
+        with ThreadPoolExecutor(spark.sparkContext.defaultParallelism) as pool:
+            counts = list(pool.map(columns.count, parts))
+    else:
+        width = -(-len(parts) // spark.sparkContext.defaultParallelism)
+        chunks = [parts[i : i + width] for i in range(0, len(parts), width)]
+        results = call_in_tasks(spark, partial(_count_in, columns), chunks)
+        counts = list(chain(*results))
+    matching = (each[0] for each in counts)
+    return [[next(matching) for _ in each.groups] for each in files]
+
+
+def _count_in(columns: FileColumns, parts: Sequence[RowGroups]) -> list[list[int]]:
+    return [columns.count(each) for each in parts]
 
 
 def _is_common(type_: pa.DataType) -> bool:
     """Return True for types that Spark, Arrow and Parquet represent identically."""
-    if pa.types.is_date32(type_):
+    if pa.types.is_date32(type_) or type_ in _TIMES:
         return True
-    while pa.types.is_list(type_):
-        type_ = type_.value_type
-    return type_ in _COMMON
+    return _is_plain(type_)
+
+
+def _is_plain(type_: pa.DataType) -> bool:
+    """Return True for types without dates and times, at any depth."""
+    if pa.types.is_list(type_):
+        return _is_plain(type_.value_type)
+    if pa.types.is_struct(type_):
+        return all(_is_plain(each.type) for each in type_)
+    return type_ in _COMMON or pa.types.is_decimal128(type_)
 
 
 def _nullable(type_: pa.DataType) -> pa.DataType:
-    """Return the type with nullable list elements, as Spark declares all types that it reads."""
-    return pa.list_(_nullable(type_.value_type)) if pa.types.is_list(type_) else type_
+    """Return the type with nullable elements, as Spark declares all types that it reads."""
+    if pa.types.is_list(type_):
+        return pa.list_(_nullable(type_.value_type))
+    if pa.types.is_struct(type_):
+        return pa.struct([(each.name, _nullable(each.type)) for each in type_])
+    return type_
 
 
 def _reads_equally(types: dict[str, pa.DataType], rebase_mode: str, file: pq.ParquetFile) -> bool:
     """Return True if pyarrow and Spark read the same values from a file."""
     dates = [name for name, type_ in types.items() if pa.types.is_date32(type_)]
-    file_columns = [(each.name, _nullable(each.type)) for each in file.schema_arrow]
-    return has_modern_dates(file, dates, rebase_mode) and has_columns(file_columns, types)
+    times = [name for name, type_ in types.items() if type_ in _TIMES]
+    file_types = {each.name: _nullable(each.type) for each in file.schema_arrow}
+    physical = {file.schema.column(i).path: file.schema.column(i) for i in range(_leaves(file))}
+    for name in times:
+        if name in physical and physical[name].physical_type == "INT96":
+            if types[name].tz is None or not _has_modern_int96(file):
+                return False
+            file_types[name] = types[name]  # of which only Spark knows that it is UTC
+    return (
+        has_modern_dates(file, dates, rebase_mode)
+        and has_modern_dates(file, times, rebase_mode, _START_OF_ZONES)
+        and has_columns(list(file_types.items()), types)
+    )
+
+
+def _leaves(file: pq.ParquetFile) -> int:
+    return len(file.schema)
+
+
+def _has_modern_int96(file: pq.ParquetFile) -> bool:
+    """Return True if Spark wrote times as INT96 in the proleptic Gregorian calendar."""
+    metadata = file.metadata.metadata or {}
+    version = metadata.get(b"org.apache.spark.version", b"0.0").decode()
+    return release(version) >= (3, 1) and b"org.apache.spark.legacyINT96" not in metadata
 
 
 # -- row groups ------------------------------------------------------------------------------------
@@ -370,7 +488,9 @@ def has_columns(file_columns: Sequence[tuple[str, Any]], selected: Mapping[str, 
     )
 
 
-def has_modern_dates(file: pq.ParquetFile, dates: Sequence[str], rebase_mode: str) -> bool:
+def has_modern_dates(
+    file: pq.ParquetFile, dates: Sequence[str], rebase_mode: str, start: int = _GREGORIAN_START
+) -> bool:
     """Return True if date columns use the proleptic Gregorian calendar by Spark's rules.
 
     Parameters
@@ -380,25 +500,26 @@ def has_modern_dates(file: pq.ParquetFile, dates: Sequence[str], rebase_mode: st
         Names of date columns.
     rebase_mode : str
         See :class:`~bigdl.orca.cluster.scan.Scan`.
+    start : int, optional
+        First value for which all calendars agree. By default that of dates.
     """
     if not dates:
         return True
     metadata = file.metadata.metadata or {}
     version = metadata.get(b"org.apache.spark.version")
     if version is None:
-        is_late = rebase_mode == "EXCEPTION" and _are_late(file.metadata, dates)
+        is_late = rebase_mode == "EXCEPTION" and _are_late(file.metadata, dates, start)
         return rebase_mode == "CORRECTED" or is_late
     is_old = int(version.split(b".")[0]) < 3
     return not is_old and b"org.apache.spark.legacyDateTime" not in metadata
 
 
-def _are_late(file: pq.FileMetaData, dates: Sequence[str]) -> bool:
-    """Return True if a file's statistics show no date before the 1582 calendar change."""
+def _are_late(file: pq.FileMetaData, dates: Sequence[str], start: int) -> bool:
+    """Return True if a file's statistics show no value before `start`."""
     groups = map(file.row_group, range(file.num_row_groups))
     columns = (g.column(i) for g in groups if g.num_rows for i in range(g.num_columns))
     statistics = (each.statistics for each in columns if each.path_in_schema in dates)
     return all(
-        each is not None
-        and (each.min_raw >= _GREGORIAN_START if each.has_min_max else not each.num_values)
+        each is not None and (each.min_raw >= start if each.has_min_max else not each.num_values)
         for each in statistics
     )
