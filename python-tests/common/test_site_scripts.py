@@ -26,6 +26,22 @@ def test_the_chart_of_the_front_page_shows_the_tables_of_the_benchmarks():
         script.ratio(page, "Ray:", "lukewarm", "ratio")
 
 
+def test_the_readme_states_ratios_of_the_benchmarks():
+    script = load_script("draw_front_page")
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    stated = {
+        "as a DataLoader": script.ratio(page, "Recommendation", "end to end, to `loader`", "1M"),
+        "as eager PyTorch": script.ratio(
+            page, "Inference:", "**Nano, `openvino_int8`**", "× eager"
+        ),
+        "as pandas": 7.1,
+    }
+    assert "it is 7.1 times as fast as pandas" in page
+    for baseline, value in stated.items():
+        assert f"{value:g} times as fast {baseline}" in readme
+
+
 def test_links_to_nothing_are_found(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "index.html").write_text(
