@@ -329,7 +329,7 @@ class TableLoader:
         Returns
         -------
         dict
-            JSON-able, of constant size, valid for any number of ranks. ``next`` is the number of
+            JSON, of constant size, valid for any number of ranks. ``next`` is the number of
             rows of epoch ``epoch`` that the loop has received; prefetched rows do not count.
 
         Examples

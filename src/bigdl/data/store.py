@@ -323,7 +323,7 @@ def shared_path(key: Any, fields: Sequence[RecordField], rows: int, cache: str |
     Parameters
     ----------
     key : object
-        Identity of the rows, JSON-able.
+        Identity of the rows, JSON-serializable.
     fields, rows
         As in :class:`RecordStore`.
     cache : str or None

@@ -412,7 +412,7 @@ class AttemptChannel:
                 raise PeerLost("another worker failed before all reached the barrier")
 
     def all_gather(self, key: str, rank: int, value: object, world_size: int) -> list[Any]:
-        """Return the JSON-able values of all workers in rank order."""
+        """Return the JSON-serializable values of all workers in rank order."""
         self.set_json(f"{key}/{rank}", value)
         self.barrier(key, world_size)
         keys = [f"{self._prefix}{key}/{each}" for each in range(world_size)]

@@ -204,7 +204,7 @@ class Engine(ABC):
         Parameters
         ----------
         fn : callable
-            Takes a :class:`~bigdl.runtime.worker.Worker`; returns bytes or a JSON-able value.
+            Takes a :class:`~bigdl.runtime.worker.Worker`; returns bytes or a JSON value.
             It is pickled by value, so lambdas and classes of a notebook work.
         feed : Feed, optional
             The input; its shard is ``worker.shard``.

@@ -364,7 +364,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         Parameters
         ----------
         options : dict, optional
-            JSON-able options, available to the workers as ``worker.options``.
+            JSON-serializable options, available to the workers as ``worker.options``.
         state : bytes, optional
             Bytes for rank 0, available as ``worker.state()``; e.g. initial weights.
         on_event : callable, optional
@@ -375,7 +375,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         Returns
         -------
         list
-            Results of rank 0, 1, ..., N-1: bytes or JSON-able values.
+            Results of rank 0, 1, ..., N-1: bytes or JSON-serializable values.
         """
         while True:
             self._attempts += 1

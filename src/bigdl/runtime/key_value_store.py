@@ -143,7 +143,7 @@ class MessageAuthenticator:
 
         Parameters
         ----------
-        head : JSON-able
+        head : JSON-serializable
         body : bytes-like
         """
         text = json.dumps(head, separators=(",", ":")).encode()

@@ -494,7 +494,7 @@ def is_peer_failure(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return an exception as a JSON-able report."""
+    """Return an exception as a JSON-serializable report."""
     try:
         message = str(error)
     except Exception as unprintable:

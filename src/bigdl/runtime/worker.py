@@ -229,7 +229,7 @@ def encode(result: object) -> tuple[str, bytes]:
             format, data = "json", json.dumps(result).encode()
         except (TypeError, ValueError) as error:
             raise UsageError(
-                "A program run by an engine must return bytes or JSON-able values, got "
+                "A program run by an engine must return bytes or JSON-serializable values, got "
                 f"{type(result).__name__} ({error})",
                 code="function-result",
             ) from None

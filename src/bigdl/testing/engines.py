@@ -68,7 +68,7 @@ class EngineContract:
         assert engine.run(program) == [[0, 2], [1, 2]]
 
     def test_results_are_bytes_or_json(self) -> None:
-        """Check that bytes and JSON-able results are accepted and other results are refused."""
+        """Check that bytes and JSON results are accepted and other results are refused."""
         values = [b"", b"\x00\xff", None, 1.5, "ü", [1, {"a": [True]}], {"nan": 1}, bytearray(b"a")]
         engine = self.engine()
         with engine.open(lambda worker: values[worker.options["i"]], num_workers=1) as job:

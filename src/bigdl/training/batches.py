@@ -303,7 +303,7 @@ class BatchSource(ABC):
         """Return the row order of a pass that reads only the rows in `share`."""
 
     def facts(self, window: int) -> dict[str, Any]:
-        """Return the JSON-able facts about the rows that :func:`plan_batches` needs."""
+        """Return the JSON-serializable facts about the rows that :func:`plan_batches` needs."""
         return {
             "rows": self.rows,
             "fingerprint": self.fingerprint,
@@ -821,7 +821,7 @@ def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str
 
 
 def all_gather_json(sync: GradientSync, value: Any) -> list[Any]:
-    """Gather a JSON-able value of every rank on every rank; a collective operation."""
+    """Gather a JSON-serializable value of every rank on every rank; a collective operation."""
     gathered = sync.gather(json.dumps(value).encode())
     both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
     everyone: list[Any] = json.loads(cast("bytes", sync.broadcast(both)))

@@ -55,7 +55,7 @@ class Checkpoint:
     Attributes
     ----------
     manifest : dict
-        JSON-able: the fields of :class:`~bigdl.training.position.Position`, ``seed``, and the
+        JSON: the fields of :class:`~bigdl.training.position.Position`, ``seed``, and the
         settings that determine the batches.
     files : dict of str to bytes
     url : str or None
@@ -105,7 +105,7 @@ class Checkpoint:
             ) from None
 
     def pack(self) -> tuple[dict[str, Any], bytes]:
-        """Serialize the checkpoint to a JSON-able description and one blob."""
+        """Serialize the checkpoint to a JSON-serializable description and one blob."""
         sizes = {name: len(data) for name, data in self.files.items()}
         doc = {"manifest": self.manifest, "sizes": sizes, "url": self.url}
         return doc, b"".join(self.files.values())

@@ -800,7 +800,7 @@ def exchange(
     ----------
     sync : GradientSync
     known : dict
-        JSON-able facts about this worker: ``types`` and ``rows`` of its training data;
+        JSON-serializable facts about this worker: ``types`` and ``rows`` of its training data;
         ``validation``, its number of validation rows, or 1 without validation data; and other
         facts that the framework needs from all workers.
     """

@@ -67,7 +67,7 @@ class LossForm:
 
 @dataclass(frozen=True)
 class _Term:
-    """Divisor of one summand of a loss.
+    """Divisor of one term in a loss that is a sum of terms.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ _ELEMENTWISE = {
 
 
 def _terms(node: Any, term: _Term) -> list[_Term]:
-    """Return the divisors of all summands that add up to the output of an autograd node.
+    """Return the divisors of all terms that add up to the output of an autograd node.
 
     Parameters
     ----------

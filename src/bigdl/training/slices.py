@@ -72,7 +72,7 @@ class SavedSlices:
         self._described = described
 
     def to_json(self) -> dict[str, Any]:
-        """Return the constructor arguments as JSON-able values."""
+        """Return the constructor arguments as JSON-serializable values."""
         return {"url": self.url, "described": self._described}
 
     @property

@@ -668,7 +668,7 @@ class SearchSpace:
             )
 
     def json_values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the JSON-able value of each domain whose parameters are given, by domain path."""
+        """Return the JSON value of each domain whose parameters are given, by domain path."""
         values = {}
         assignment = Assignment(self._naming, parameters)
         for path, domain in self.domains.items():
@@ -682,7 +682,7 @@ class SearchSpace:
 
 
 def json_value(value: Any) -> Any:
-    """Convert a value to JSON-able values; replace objects that are not JSON-able by names."""
+    """Convert a value to JSON-serializable values; replace other objects with their names."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):

@@ -47,7 +47,7 @@ def mallopt() -> Callable[[int, int], int] | None:
 
 
 def trim() -> None:
-    """Return freed memory of the C library's allocator to the kernel, if it is glibc's."""
+    """Return memory freed by the C library's allocator to the kernel (glibc only)."""
     libc = c_library()
     if libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -54,7 +54,7 @@ def start(role, request, *, replies=False, lock=None):
     ----------
     role : {"standalone", "ray-node", "ray-head"}
     request : dict
-        Request of the role, JSON-able.
+        Request of the role, JSON-serializable.
     replies : bool
         Pipe its standard output to this process.
     lock : int, optional

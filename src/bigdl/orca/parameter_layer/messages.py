@@ -4,7 +4,7 @@ BigDL 2.x truncated float32 to its upper two bytes and summed in that format, wh
 gradient slightly with every worker.  Here 16-bit formats round to nearest even, and the receiver
 sums in float32, at the same number of bytes.
 
-A message is a JSON-able document with arrays.  It is sent whole, or split into frames of a few
+A message is a JSON document with arrays.  It is sent whole, or split into frames of a few
 megabytes for transports that reorder them.  There are no pickles: a received message is only data,
 and its arrays are views of the received bytes.
 """
@@ -126,7 +126,7 @@ class ArrayMessage:
     Parameters
     ----------
     doc : object
-        JSON-able document, which may contain arrays, tensors and bytes.
+        JSON-serializable document, which may contain arrays, tensors and bytes.
 
     Attributes
     ----------

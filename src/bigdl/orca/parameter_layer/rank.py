@@ -78,7 +78,7 @@ class Contribution(Packable):
     buffers : dict of int to ndarray
         Changed buffers.
     record : dict or None
-        JSON-able record for the driver.
+        JSON-serializable record for the driver.
     is_late : bool
         True if the contribution is late and therefore dropped.
     is_void : bool
@@ -102,7 +102,7 @@ class Replica(Protocol):
     """Model replica that computes gradients on a rank's rows."""
 
     def describe(self) -> dict:
-        """Return the JSON-able facts about the rows that the driver needs."""
+        """Return the JSON-serializable facts about the rows that the driver needs."""
 
     def compute(
         self, step: LayerStep, weights: np.ndarray, buffers: dict[int, np.ndarray]

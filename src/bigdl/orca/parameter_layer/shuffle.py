@@ -127,7 +127,7 @@ class Work:
     # -- phases of a step -------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Send the weights at the start of a group."""
+        """Send this rank's slice of the weights to all ranks, before the steps of a group."""
         self._remove_old_messages()
         kept = self.inbox.message(b"S")
         if kept is not None:  # this rank owns a slice

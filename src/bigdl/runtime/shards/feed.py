@@ -127,12 +127,12 @@ class Feed(ABC):
 
     @property
     def version(self) -> Any:
-        """JSON-able version of the rows, or None for an input without versions."""
+        """JSON-serializable version of the rows, or None for an input without versions."""
         return None
 
     @property
     def identity(self) -> Any:
-        """JSON-able value that, with name and version, identifies the rows; None if unknown."""
+        """JSON value that, with name and version, identifies the rows; None if unknown."""
         return None
 
     def at(self, version: Any, identity: Any = None) -> Feed:

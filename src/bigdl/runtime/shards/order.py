@@ -242,7 +242,7 @@ Order = TableOrder | ShardOrder | WindowOrder
 
 
 def order_facts(rows: int, shuffle: bool | str, window: int | None) -> dict[str, int | str]:
-    """Return a JSON-able description of a table's order, for :func:`make_order`.
+    """Return a JSON-serializable description of a table's order, for :func:`make_order`.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ _SPARE_FILES = 256  # reserved for files and connections other than spools
 
 @dataclass
 class Spool:
-    """JSON-able description of a finished spool, the column files of one shard.
+    """JSON-serializable description of a finished spool, the column files of one shard.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Spool:
     columns: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields of the Spool as JSON-able values."""
+        """Return the fields of the Spool as JSON-serializable values."""
         return asdict(self)
 
     @classmethod

@@ -233,7 +233,7 @@ def is_read_in_part(table: Any, batch_rows: int) -> bool:
 
 
 def form_of(batch: Any) -> Any:
-    """Return a batch's structure, dtypes and shapes as JSON-able values, for :func:`zeros_of`."""
+    """Return a batch's structure, dtypes and shapes as JSON values, for :func:`zeros_of`."""
     if batch is None:
         return None
     if isinstance(batch, dict):

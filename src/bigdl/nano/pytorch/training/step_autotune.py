@@ -168,7 +168,7 @@ class StepAutotuner:
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
-        """Context manager that records a step's module calls if a measurement follows the step."""
+        """Context manager that records module calls if candidates are measured after this step."""
         if not self._is_due or not self._decide_on_rank_0(self._is_time):
             yield
             return
@@ -178,7 +178,7 @@ class StepAutotuner:
         self._calls = calls
 
     def observe(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Record a call of the whole module if a measurement follows; see :meth:`observed`."""
+        """Record the arguments of a module call if candidates are measured after this step."""
         if self._is_due and self._decide_on_rank_0(self._is_time):
             self._calls = [RecordedCall("", *_clone_tensors((args, kwargs)))]
 

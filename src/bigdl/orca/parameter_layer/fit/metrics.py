@@ -75,7 +75,7 @@ class ParameterLayerMetrics:
         self.phases: dict[str, float] = {}
 
     def to_json(self) -> dict:
-        """Return the metric sums as JSON-able values, for a mid-epoch checkpoint."""
+        """Return the metric sums as JSON-serializable values, for a mid-epoch checkpoint."""
         return {
             "sums": [sums.to_json() for sums in self.of_ranks],
             "dropped": dict(self.dropped),

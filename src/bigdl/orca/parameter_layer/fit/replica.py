@@ -240,7 +240,7 @@ class ParameterLayerReplica(ABC):
     # -- for the parameter layer ---------------------------------------------------------
 
     def describe(self) -> dict:
-        """Return the JSON-able facts about the rows that the driver needs."""
+        """Return the JSON-serializable facts about the rows that the driver needs."""
         facts, data = self._data.facts(self._window), self._data
         return {**facts, "stream": data.checksum if data.is_stream and data.rows else None}
 
