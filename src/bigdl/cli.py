@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from packaging.requirements import Requirement
 from bigdl.common.cpu import core_count, isa_flags, processor_name
 from bigdl.common.errors import BigDLError
 from bigdl.common.memory import available_memory
+from bigdl.common.platform.cores import processor_type
+from bigdl.common.platform.memory import preloaded_allocator
 from bigdl.common.timeouts import PYTHON_ANSWER_S
 
 __all__ = ["Finding", "diagnose", "main"]
@@ -96,7 +97,7 @@ def diagnose() -> Iterator[Finding]:
     ['BigDL', 'Python', 'processor']
     """
     yield Finding("BigDL", f"{importlib.metadata.version('bigdl')} in {Path(__file__).parent}")
-    yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
+    yield Finding("Python", f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})")
     yield _processor()
     yield Finding("memory", f"{available_memory() / 2**30:.1f} GiB available")
     yield _allocator()
@@ -110,16 +111,15 @@ def diagnose() -> Iterator[Finding]:
 def _processor() -> Finding:
     flags = isa_flags()
     features = list(dict.fromkeys(name for flag, name in _ISA.items() if flag in flags))
-    name = processor_name() or platform.processor() or platform.machine()
+    name = processor_name() or processor_type()
     known = ", ".join(features) or "no known extension"
     return Finding("processor", f"{core_count()} cores, {known} ({name})")
 
 
 def _allocator() -> Finding:
-    preloaded = os.environ.get("LD_PRELOAD", "")
-    for name in ("jemalloc", "tcmalloc"):
-        if name in preloaded:
-            return Finding("allocator", f"{name}, preloaded")
+    preloaded = preloaded_allocator()
+    if preloaded is not None:
+        return Finding("allocator", f"{preloaded}, preloaded")
     return Finding("allocator", "the C library's, which nano tunes; see bigdl-nano-run")
 
 

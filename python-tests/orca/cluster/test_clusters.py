@@ -571,7 +571,7 @@ def test_numa_binding_is_a_prefix_per_node(monkeypatch, tmp_path):
     two = types.SimpleNamespace(numa_nodes=((0, 1), (4, 5)))
     monkeypatch.setattr("bigdl.common.cpu.topology", lambda: two)
     for core, node in {0: 0, 4: 2}.items():
-        (tmp_path / f"node{node}" / f"cpu{core}").mkdir(parents=True)
+        (tmp_path / f"sys/devices/system/node/node{node}/cpu{core}").mkdir(parents=True)
     nodes = standalone.numa_numbers(two.numa_nodes, str(tmp_path))
     monkeypatch.setattr(standalone, "numa_numbers", lambda groups: nodes)
     assert standalone.numa_prefixes(4) == [

@@ -10,14 +10,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from bigdl.common.cpu import core_count, thread_scope, topology, usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.common.memory import tuned_allocator
+from bigdl.common.platform.cores import can_pin_threads, has_thread, pinned_threads
 
 __all__ = ["Setting", "Tuning", "tune"]
 
@@ -188,8 +188,8 @@ def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iter
     """
     report: list[str] = []
     with ExitStack() as undoing:
-        if cores is not None:
-            undoing.enter_context(_on_cores(lambda _: set(cores)))
+        if cores is not None and can_pin_threads():
+            undoing.enter_context(pinned_threads(lambda _: set(cores)))
             report.append(f"cores {sorted(cores)}")
         applied = {}
         if tuned or cores is not None:
@@ -259,30 +259,10 @@ def _pin() -> Iterator[str]:
     first_siblings = {siblings[0] for siblings in topology().cores}
     if len(first_siblings) == len(usable_cores()):
         raise _Skipped("there are no hyperthreads")
-    with _on_cores(lambda allowed: allowed & first_siblings or allowed):
+    if not can_pin_threads():
+        raise _Skipped("this system cannot pin threads")
+    with pinned_threads(lambda allowed: allowed & first_siblings or allowed):
         yield f"to cores {sorted(first_siblings)}"
-
-
-@contextmanager
-def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
-    """Context manager that restricts all threads of this process to a subset of their cores."""
-    of_caller = os.sched_getaffinity(0)
-    before = {}
-    for thread in _own_threads():
-        with suppress(ProcessLookupError):  # it has ended
-            before[thread] = os.sched_getaffinity(thread)
-            os.sched_setaffinity(thread, chosen(before[thread]))
-    try:
-        yield
-    finally:
-        # Threads that started in the block get the affinity that the calling thread had.
-        for thread in _own_threads():
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, before.get(thread, of_caller))
-
-
-def _own_threads() -> list[int]:
-    return [int(name) for name in os.listdir("/proc/self/task")]
 
 
 def in_task_of_spark() -> bool:
@@ -351,7 +331,6 @@ def release_memory() -> None:
         kept = _kept.pop()
         kept.end()
         # The kernel still lists a thread shortly after it has ended.
-        entry = Path(f"/proc/self/task/{kept.native_id}")
         give_up = time.monotonic() + 1
-        while entry.exists() and time.monotonic() < give_up:
+        while has_thread(kept.native_id or 0) and time.monotonic() < give_up:
             time.sleep(0.001)

@@ -11,6 +11,7 @@ from typing import Any
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.memory import total_memory
 from bigdl.orca.cluster.submit import family
 
 logger = logging.getLogger("bigdl.orca")
@@ -139,7 +140,7 @@ def check_memory(value: Any, name: str = "memory", least: int = SMALLEST_MEMORY)
 def warn_of_memory(value: str) -> None:
     """Log a warning if a heap size exceeds the memory of this machine."""
     wanted = int(value[:-1]) * 2 ** (10 * ("kmgt".index(value[-1]) + 1))
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = total_memory()
     if wanted > total:
         logger.warning(
             "memory=%r is more than the %dg of this machine, which runs Spark: the system kills "

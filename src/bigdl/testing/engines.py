@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from bigdl.common.errors import JobStopped, UsageError, WorkerError, WorkerLost
+from bigdl.common.platform.processes import kill_self
 from bigdl.orca.data.feeds import as_feed
 from bigdl.runtime.engine import Engine
 
@@ -253,7 +253,7 @@ class EngineContract:
 
         def program(worker: Worker) -> list[object]:
             if worker.rank == 1 and not worker.options:
-                os.kill(os.getpid(), signal.SIGKILL)
+                kill_self()
             worker.channel.barrier("end", worker.world_size)
             return [worker.rank, worker.shard.spool.path, worker.shard.fingerprint]
 

@@ -14,7 +14,6 @@ cannot be checked, so their trials stay unchanged.
 from __future__ import annotations
 
 import logging
-import platform
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError, require
+from bigdl.common.platform.network import host_name
 from bigdl.common.timeouts import CLOCK_STEP_S
 
 if TYPE_CHECKING:
@@ -393,8 +393,8 @@ def record_process(of: Trial | Study) -> None:
     The record in the study covers trials that ended before they could record their process.
     """
     process = psutil.Process()
-    key = _PROCESS if hasattr(of, "number") else f"{_PROCESS} {platform.node()} {process.pid}"
-    of.set_user_attr(key, [platform.node(), process.pid, process.create_time()])
+    key = _PROCESS if hasattr(of, "number") else f"{_PROCESS} {host_name()} {process.pid}"
+    of.set_user_attr(key, [host_name(), process.pid, process.create_time()])
 
 
 def recover(study: Study) -> list[int]:
@@ -446,7 +446,7 @@ def propose_again(study: Study, trial: FrozenTrial) -> bool:
 
 def _has_ended(process: Any) -> bool:
     """Return True if a recorded process of this machine has ended."""
-    if process is None or process[0] != platform.node():
+    if process is None or process[0] != host_name():
         return False
     _, pid, started = process
     try:

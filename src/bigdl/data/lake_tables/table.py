@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
+from bigdl.common.platform.network import host_name
 from bigdl.common.storage import is_local_path, open_file_system
 
 require("pyarrow", "data")
@@ -306,7 +306,7 @@ def read_ranges(
             )
         except FileNotFoundError:
             raise UsageError(
-                f"The worker on {os.uname().nodename} cannot open {file.path}; pass a path that "
+                f"The worker on {host_name()} cannot open {file.path}; pass a path that "
                 "the driver and all workers can read",
                 code="path-missing",
                 path=file.path,

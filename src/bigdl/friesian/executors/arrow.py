@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bigdl.common.checks import check_choice, check_integer
+from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError, raise_first_usage_error, value_or_usage_error
 from bigdl.common.private_folders import scratch_folder
 from bigdl.friesian.ops import column_types
@@ -138,7 +139,7 @@ class LocalWorkers(Host):
     def __init__(self, workers: int | None = None):
         from bigdl.runtime.pool import CpuSlot, PoolStage, WorkerPool
 
-        cores = sorted(os.sched_getaffinity(0))
+        cores = usable_cores()
         if workers is not None:
             check_integer("workers", workers, 1)
         self.workers = workers or len(cores)

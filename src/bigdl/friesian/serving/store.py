@@ -14,7 +14,6 @@ before each read.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -31,6 +30,7 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.files import lock
 from bigdl.friesian.serving.rows import (
     Features,
     Ids,
@@ -546,8 +546,8 @@ class EmbeddedStore(FeatureStore):
                 code="path-exists",
                 path=str(self._path),
             )
-        with self._writing, open(self._path / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._writing, open(self._path / ".lock", "w") as file:
+            lock(file.fileno())
             manifest = self._load_manifest() if (self._path / _MANIFEST).exists() else _empty()
             before = json.dumps(manifest)
             try:

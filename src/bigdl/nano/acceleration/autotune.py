@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigdl.common.cpu import isa_flags, processor_name, usable_cores
+from bigdl.common.platform.files import is_closed_to_others, is_own
 from bigdl.common.private_folders import cache_directory, remove_old
 from bigdl.common.program_state import preserve_rng_state
 from bigdl.common.timeouts import OLD_CHOICE_S
@@ -222,7 +223,7 @@ def save_result(key: str, choice: AutotuneResult) -> None:
 def _is_private(directory: Path) -> bool:
     """Return True if the current user owns a directory and nobody else can write to it."""
     status = directory.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_own(status) and is_closed_to_others(status, stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _shrink(directory: Path) -> None:

@@ -19,6 +19,8 @@ from typing import NoReturn
 from bigdl.common.cpu import passive_waiting
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import glibc_tunables
+from bigdl.common.platform import memory as platform_memory
+from bigdl.common.platform.memory import PRELOAD
 from bigdl.nano.cli.libraries import JEMALLOC, OPENMP, TCMALLOC, find_library
 from bigdl.nano.runtime import best_thread_count
 
@@ -116,7 +118,7 @@ class Plan:
 
 def preloads(environ: Mapping[str, str]) -> list[str]:
     """Return the libraries listed in ``LD_PRELOAD``, separated by blanks or colons."""
-    return environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return platform_memory.preloads(environ)
 
 
 def make_plan(options: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
@@ -268,7 +270,7 @@ def restored(environ: Mapping[str, str]) -> dict[str, str]:
             result[name] = before
     if state["preload"]:
         kept = [path for path in preloads(environ) if path not in state["preload"]]
-        result["LD_PRELOAD"] = ":".join(kept) or None
+        result[PRELOAD] = ":".join(kept) or None
     return {name: value for name, value in result.items() if value is not None}
 
 
@@ -282,7 +284,7 @@ def applied(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     }
     result = dict(environ) | plan.values | {STATE: json.dumps(state)}
     if added:
-        result["LD_PRELOAD"] = ":".join([*present, *added])
+        result[PRELOAD] = ":".join([*present, *added])
     return result
 
 

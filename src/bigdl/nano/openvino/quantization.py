@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 
 from bigdl.common.cpu import saturates_int8
 from bigdl.common.errors import UsageError, as_usage_error, require
+from bigdl.common.platform import memory as platform_memory
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.precision import INT4, INT8, Precision, WeightOptions
 from bigdl.nano.acceleration.quiet import quiet
@@ -22,8 +22,6 @@ from bigdl.nano.openvino.network import CompiledNetwork, loose_shapes, port_name
 if TYPE_CHECKING:
     import nncf
     import openvino as ov
-
-_SIZE_OF_STACK_T = 24  # of sigaltstack(2) on Linux: a pointer, an int, a size
 
 
 @contextmanager
@@ -36,14 +34,8 @@ def kept_signal_stack() -> Iterator[None]:
     of a child process, then ends the process silently. NNCF creates several (openvino 2026.4,
     nncf 3.4).
     """
-    sigaltstack = ctypes.CDLL(None).sigaltstack
-    before = ctypes.create_string_buffer(_SIZE_OF_STACK_T)
-    known = sigaltstack(None, before) == 0
-    try:
+    with platform_memory.kept_signal_stack():
         yield
-    finally:
-        if known:
-            sigaltstack(before, None)
 
 
 RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell", "RNNCell")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.errors import UsageError, require
+from bigdl.common.platform.network import limit_unacknowledged, share_port
 from bigdl.common.timeouts import HEAD_S, IDLE_S, LATE_S, LOST_S, SENDING_S
 
 if TYPE_CHECKING:
@@ -78,10 +79,8 @@ class HttpThread:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shares_port:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                milliseconds = LOST_S * 1000
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+                share_port(self._socket)
+            limit_unacknowledged(self._socket, LOST_S)
             self._socket.bind((host, port))
             self._socket.listen(2048)
         except (OSError, OverflowError) as error:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
 from contextlib import suppress
 
+from bigdl.common.platform.processes import exit_at_alarm
 from bigdl.common.timeouts import LAST_S
 
 
@@ -45,6 +45,4 @@ def exit_within(seconds: float, name: str) -> None:
         os._exit(1)
 
     threading.Thread(target=end, name="end", daemon=True).start()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # handled by the kernel, so no GIL is needed
-        signal.setitimer(signal.ITIMER_REAL, seconds + LAST_S)
+    exit_at_alarm(seconds + LAST_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.processes import open_file_limits, set_open_file_limit
 from bigdl.common.timeouts import REQUESTS_END_S
 from bigdl.nano.serving.access import Security
 from bigdl.nano.serving.grpc_server import GrpcServer
@@ -225,6 +225,9 @@ def _tls_files(tls: Sequence[str | os.PathLike]) -> tuple[str, str]:
 
 def allow_many_connections() -> None:
     """Raise the process's soft limit of open files, which limits the number of connections."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = open_file_limits()
+    if soft is None:
+        return
+    wanted = 1 << 16 if hard is None else min(hard, 1 << 16)
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1 << 16)), hard))
+        set_open_file_limit(max(soft, wanted))

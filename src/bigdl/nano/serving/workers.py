@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import logging
 import math
@@ -27,12 +26,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any, Self
 
-from bigdl.common.checks import MOST_PORT, check_integer, check_number
+from bigdl.common.checks import MOST_PORT, check_integer, check_number, check_supported
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
+from bigdl.common.platform.network import can_share_ports, local_client, local_listener, share_port
+from bigdl.common.platform.processes import before_start
 from bigdl.common.private_folders import LockedFolder
 from bigdl.common.timeouts import (
     SERVING_HEARTBEAT_S,
@@ -45,7 +45,6 @@ from bigdl.nano.serving.service import InferenceService
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _LONGEST_FOLDER = 90  # bytes: socket paths in the folder may have at most 107
 
 
@@ -118,10 +117,7 @@ class PeerWorkers:
             "state": self._state,
             **(functions or {}),
         }
-        path = self._path(worker.number)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # left by a killed worker
-        self._listener = Listener(path, "AF_UNIX", backlog=16)
+        self._listener = local_listener(self._path(worker.number), backlog=16)
         self._is_open = True
         self._ended = threading.Event()
         threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
@@ -200,7 +196,7 @@ class PeerWorkers:
         for number in range(self.worker.count):
             if number == self.worker.number:
                 continue
-            with contextlib.suppress(OSError, EOFError), Client(self._path(number)) as peer:
+            with contextlib.suppress(OSError, EOFError), local_client(self._path(number)) as peer:
                 peer.send_bytes(name.encode())
                 peer.send_bytes(content)
                 if peer.poll(SIBLING_ANSWER_S):
@@ -300,6 +296,7 @@ class Workers:
         grace: float,
         silence: float = SILENCE_S,
     ):
+        check_supported("several processes of a server", can_share_ports())
         self._command, self._count, self._grace = list(command), count, grace
         self._checks = math.ceil(
             check_number("The worker timeout", silence, 0) / SERVING_HEARTBEAT_S
@@ -329,19 +326,11 @@ class Workers:
 
     def _started(self, number: int) -> subprocess.Popen:
         worker = ServerWorker(number, self._count, self._folder.path, self.ports)
-        libc = ctypes.CDLL(None)
-        parent = os.getpid()
-
-        def end_with_the_parent() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
         return subprocess.Popen(
             [*self._command, "--worker", worker.to_json()],
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=end_with_the_parent,
+            preexec_fn=before_start(signal.SIGTERM),
         )
 
     def _supervise(self) -> None:
@@ -450,7 +439,7 @@ def _reserved(host: str, port: int, name: str) -> socket.socket:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
         holder = socket.socket(family)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        share_port(holder)
         holder.bind((host, port))
     except OSError as error:
         raise UsageError(

@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError, first_line
+from bigdl.common.platform.processes import tune_signals
 from bigdl.orca.automl.ray_workers import ACTOR, SearchActor, TuneTrial
 from bigdl.orca.automl.records import TrialRecords
 from bigdl.orca.automl.strategy import Strategy, parameters_from_ray
@@ -199,7 +200,7 @@ def _preserve_signal_handlers() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    before = {number: signal.getsignal(number) for number in tune_signals()}
     try:
         yield
     finally:

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import cloudpickle
 
 from bigdl.common.errors import BigDLError, UsageError, first_line, require
+from bigdl.common.platform.network import host_name
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.timeouts import TASK_CONNECT_S
 from bigdl.orca.cluster.environment import zip_bigdl, zip_modules
@@ -590,7 +591,7 @@ def _inspector(file: str) -> Callable[[], dict]:
 
         names = ("bigdl", "cloudpickle", "numpy", "psutil", "torch")
         return {
-            "executor": f"{os.uname().nodename}:{os.environ.get('SPARK_LOCAL_DIRS', '')}",
+            "executor": f"{host_name()}:{os.environ.get('SPARK_LOCAL_DIRS', '')}",
             "sees_file": os.path.exists(file),
             "missing": [name for name in names if importlib.util.find_spec(name) is None],
         }

@@ -17,10 +17,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.processes import is_stopped
 from bigdl.common.timeouts import JVM_BROKEN_S, JVM_LOOK_S, JVM_STOPPED_S
 from bigdl.runtime.process import exit_message
 
@@ -110,11 +110,7 @@ class JvmWatch:
         """Return True if the process is stopped, e.g. by SIGSTOP, and cannot respond."""
         if self.process is None:
             return False
-        try:
-            text = Path(f"/proc/{self.process.pid}/stat").read_text()
-        except OSError:
-            return False
-        return text.rpartition(")")[2].split()[0] in "Tt"
+        return is_stopped(self.process.pid)
 
     def _send_command(self, *args: Any, **options: Any) -> Any:
         try:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable
 
+from bigdl.common.platform.processes import at_fork
 from bigdl.orca.cluster.spark_calls import ignore_pandas_warning, silence_daemon
 
 PRELOAD = "BIGDL_PRELOAD"
@@ -26,7 +27,7 @@ def preload(names: Iterable[str]) -> None:
                 importlib.import_module(name)
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # otherwise all workers draw the same random numbers
-        os.register_at_fork(after_in_child=numpy.random.seed)
+        at_fork(after_in_child=numpy.random.seed)
 
 
 def main() -> None:

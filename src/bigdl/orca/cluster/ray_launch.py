@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import socket
 import sys
 import threading
@@ -23,6 +22,8 @@ from typing import Any
 
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
+from bigdl.common.platform.memory import shared_memory_space
+from bigdl.common.platform.network import host_name
 from bigdl.common.private_folders import LockedFolder
 from bigdl.common.program_state import preserve_program_state
 from bigdl.common.telemetry import is_allowed, opt_out_variables
@@ -427,7 +428,7 @@ def _store_size() -> int:
     """Return the object store's size in bytes: Ray's default, limited by the shared memory."""
     from bigdl.common.memory import available_memory
 
-    shared = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
+    shared = shared_memory_space()
     preferred = int(0.3 * available_memory())
     return max(_LEAST_STORE, min(preferred, int(0.9 * shared)) if shared else preferred)
 
@@ -574,7 +575,7 @@ def executor_process() -> list:
 
     parents = psutil.Process().parents()
     jvm = next((process for process in parents if "java" in process.name()), parents[-1])
-    return [os.uname().nodename, jvm.pid, jvm.create_time()]
+    return [host_name(), jvm.pid, jvm.create_time()]
 
 
 def _start_node(node_settings: dict) -> None:

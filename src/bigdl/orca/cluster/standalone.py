@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.cores import numa_numbers
 from bigdl.common.private_folders import LockedFolder
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.java import find_java
@@ -162,15 +163,6 @@ def numa_prefixes(executors: int) -> list[list[str]]:
     return [
         [numactl, "-m", str(node), "-C", ",".join(map(str, cores))] for node, cores in nodes.items()
     ]
-
-
-def numa_numbers(groups: Sequence[Sequence[int]], root: str = "/sys/devices/system/node") -> dict:
-    """Return the usable cores of each NUMA node, by the kernel's node number."""
-    nodes = {}
-    for cores in groups:
-        entries = list(Path(root).glob(f"node*/cpu{cores[0]}"))
-        nodes[int(entries[0].parent.name[4:]) if entries else 0] = cores
-    return nodes
 
 
 def spark_home() -> str:

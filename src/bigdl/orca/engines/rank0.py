@@ -10,11 +10,11 @@ resumes from the latest checkpoint in ``model_dir``, if there is one.
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterator
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.network import host_name
 from bigdl.common.timeouts import RANK0_LEAVE_S
 from bigdl.orca.cluster.spark_calls import reported
 from bigdl.runtime.channel import (
@@ -98,7 +98,7 @@ def _meet(spec, context, rank, hosted):
     server, location = None, ""
     try:
         if rank == 0:
-            host = context.getTaskInfos()[0].address.rpartition(":")[0] or os.uname().nodename
+            host = context.getTaskInfos()[0].address.rpartition(":")[0] or host_name()
             server = Channel(host, secret=spec.secret, certificate=spec.certificate)
             hosted.callback(server.close)
             location = json.dumps([host, server.address.port])
@@ -108,7 +108,7 @@ def _meet(spec, context, rank, hosted):
         return channel, address
     except Unreachable as error:
         failure = UsageError(
-            f"The worker on {os.uname().nodename} cannot connect to worker 0 at {error}; the "
+            f"The worker on {host_name()} cannot connect to worker 0 at {error}; the "
             "workers must be able to open connections to each other",
             code="cluster-unreachable",
         )

@@ -22,6 +22,7 @@ from typing import Any, cast
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.cpu import wait_passively
 from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.platform.network import host_name
 from bigdl.common.private_folders import private_folder, process_folder
 from bigdl.common.timeouts import (
     ACTOR_START_S,
@@ -73,7 +74,7 @@ class RayWorker:
         try:
             return execute(spec, attempt, iter(()), rank, directory)
         except Unreachable as error:
-            return rank, "unreachable", f"{os.uname().nodename} cannot connect to {error}"
+            return rank, "unreachable", f"{host_name()} cannot connect to {error}"
 
 
 def session_directory() -> str:

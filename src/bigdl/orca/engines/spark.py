@@ -10,7 +10,6 @@ about retries.  Rendezvous and all other traffic between driver and workers use 
 import contextlib
 import functools
 import logging
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any, ClassVar
 
 from bigdl.common.checks import check_choice, check_number
 from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.platform.network import host_name
 from bigdl.common.timeouts import COLLECTIVE_S, FAILED_TASKS_S, WORKERS_JOIN_S
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import connect_session
@@ -392,6 +392,6 @@ def run_task(spec: TaskSpec, context: Any, attempt: int, batches: Iterator) -> I
         try:
             rows = [(*execute(spec, attempt, batches, rank, directory), None)]
         except Unreachable as error:
-            raise unreachable(os.uname().nodename, str(error)) from None
+            raise unreachable(host_name(), str(error)) from None
     for row in rows:
         yield one_row(row, ROWS)

@@ -6,11 +6,9 @@ a new process. If a process dies after it has tried other methods, the method is
 a new process, so that no row depends on earlier trials.
 """
 
-import ctypes
 import gc
 import os
 import pickle
-import re
 import shutil
 import threading
 import time
@@ -27,6 +25,7 @@ import psutil
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import BigDLError, WorkerLost, one_line
 from bigdl.common.memory import available_memory
+from bigdl.common.platform.memory import PeakMeter, be_killed_first, trim
 from bigdl.common.private_folders import VARIABLE as SCRATCH
 from bigdl.nano.acceleration.method import ORIGINAL
 from bigdl.nano.acceleration.search.trial import Bench, SearchOptions, Trial, try_method
@@ -35,7 +34,6 @@ from bigdl.runtime.pool import CpuSlot, PoolStage, WorkerPool
 _ENDING_PROCESS = ("crashed", "out of memory", "timed out")
 """Statuses after which the process has ended or must be replaced."""
 _TICK = 0.1  # seconds between two checks of the process
-_MEMORY_KILLED_FIRST = 1000  # of oom_score_adj, from -1000 to 1000
 _RUNS_FOR_MEMORY = 3
 _MEGABYTE = 1 << 20
 _LEAST_TIME = 300.0  # seconds
@@ -233,20 +231,16 @@ def _measure_memory(files: Path, saved: Path | None) -> float:
             candidate = bench.load(saved)
             bench.drop_original()
         _release_memory()
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        for _ in range(_RUNS_FOR_MEMORY):
-            candidate(bench.batches()[0])
-    peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    rss = int(peak[1]) << 10 if peak else psutil.Process().memory_info().rss
-    return (rss - before) / _MEGABYTE
+        with PeakMeter() as meter:
+            for _ in range(_RUNS_FOR_MEMORY):
+                candidate(bench.batches()[0])
+    return (meter.peak - before) / _MEGABYTE
 
 
 def _set_up(files: Path, options: SearchOptions) -> None:
     """Raise the OOM score, use a scratch directory and redirect output to a log file."""
     os.environ[SCRATCH] = str(files)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_MEMORY_KILLED_FIRST))
+    be_killed_first()
     if not options.logging:
         with (files / _LOG).open("ab") as file:
             for stream in (1, 2):
@@ -260,8 +254,7 @@ def _read(files: Path) -> Bench:
 
 def _release_memory() -> None:
     gc.collect()
-    with suppress(AttributeError):  # another libc
-        ctypes.CDLL(None).malloc_trim(0)
+    trim()
 
 
 def search(

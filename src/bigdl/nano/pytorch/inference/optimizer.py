@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import importlib.metadata
-import platform
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,6 +14,7 @@ import torch
 
 from bigdl.common.cpu import isa_flags, thread_scope, usable_cores
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.cores import processor_type
 from bigdl.nano.acceleration.accuracy import AccuracyOptions, score_function
 from bigdl.nano.acceleration.autotune import warn_if_slower
 from bigdl.nano.acceleration.method import (
@@ -809,7 +809,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             )
 
     def _key(self, bench: TorchBench, options: SearchOptions, data: object) -> str | None:
-        surroundings = (platform.processor(), sorted(isa_flags()), usable_cores())
+        surroundings = (processor_type(), sorted(isa_flags()), usable_cores())
         versions = [(package, _version(package)) for package in _PACKAGES]
         if isinstance(data, torch.utils.data.DataLoader):  # its state does not matter
             data = (data.dataset, data.batch_size, type(data.sampler), data.collate_fn)

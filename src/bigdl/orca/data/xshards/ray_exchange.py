@@ -8,13 +8,13 @@ task gets references from a store.  References are sent within Ray only, so Ray 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError, require
+from bigdl.common.platform.network import host_name
 from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.ray_launch import ray_get, set_environment, shared_environment
@@ -94,7 +94,7 @@ class RayAddress:
                 )
             except (ConnectionError, RuntimeError) as error:
                 raise UsageError(
-                    f"The Spark task on {os.uname().nodename} cannot connect to Ray at "
+                    f"The Spark task on {host_name()} cannot connect to Ray at "
                     f"{self.address} ({error}); start Ray on Spark's nodes with "
                     "init_orca_context(init_ray_on_spark=True)",
                     code="cluster-unreachable",

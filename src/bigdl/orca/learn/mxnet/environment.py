@@ -1,6 +1,5 @@
 """Isolated Python environment of MXNet, created once per user and machine."""
 
-import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 import cloudpickle
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.files import lock
 from bigdl.common.private_folders import cache_directory
 
 PACKAGES = (
@@ -47,8 +47,8 @@ def isolated_python() -> str:
     home = cache_directory("mxnet") / name
     python = home / "bin" / "python"
     home.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{home}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released at the end of the block or of the process
+    with open(f"{home}.lock", "w") as file:
+        lock(file.fileno())  # released at the end of the block or of the process
         if not (home / "complete").exists() or not python.exists():
             _make(home, python)
     return str(python)
