@@ -1,5 +1,7 @@
 """Validation and normalization of the arguments of ``init_orca_context``."""
 
+from __future__ import annotations
+
 import difflib
 import logging
 import os
@@ -87,11 +89,11 @@ def warn_ignored(names: set[str], reason: str) -> None:
         logger.warning("%s: no effect, because %s.", ", ".join(sorted(names)), reason)
 
 
-def check_cluster_mode(value: Any) -> str:
+def check_cluster_mode(value: object) -> str:
     return check_name("cluster_mode", "local" if value is None else value, CLUSTER_MODES)
 
 
-def check_runtime(runtime: Any, cluster_mode: object, init_ray_on_spark: Any) -> str:
+def check_runtime(runtime: object, cluster_mode: object, init_ray_on_spark: object) -> str:
     name = check_name("runtime", runtime, RUNTIMES)
     check_flag("init_ray_on_spark", init_ray_on_spark)
     if name == "ray" and cluster_mode is not None:
@@ -117,7 +119,7 @@ def check_names(kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def check_memory(value: Any, name: str = "memory", least: int = SMALLEST_MEMORY) -> str:
+def check_memory(value: object, name: str = "memory", least: int = SMALLEST_MEMORY) -> str:
     """Validate a memory size and return it in the format of Spark and ``java -Xmx``."""
     match = isinstance(value, str) and re.fullmatch(r"\s*(\d+)\s*([kmgt])b?\s*", value.lower())
     if not match:
@@ -150,7 +152,7 @@ def warn_of_memory(value: str) -> None:
         )
 
 
-def check_conf(value: Any) -> dict[str, str]:
+def check_conf(value: object) -> dict[str, str]:
     """Validate Spark properties and convert their values to strings."""
     if value is None:
         return {}
@@ -172,7 +174,7 @@ def check_log_level(value: Any) -> str:
     return check_choice("spark_log_level", value, LOG_LEVELS)
 
 
-def check_python(location: Any, conf: Mapping[str, str]) -> str:
+def check_python(location: object, conf: Mapping[str, str]) -> str:
     if location is None:
         return conf.get("spark.pyspark.python", sys.executable)
     program = shutil.which(os.fspath(location)) if isinstance(location, str | os.PathLike) else None
@@ -199,7 +201,7 @@ def check_name(name: str, value: Any, choices: tuple[str, ...]) -> str:
     return check_choice(name, value.lower() if isinstance(value, str) else value, choices)
 
 
-def check_text(name: str, value: Any) -> str:
+def check_text(name: str, value: object) -> str:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise UsageError(
             f"{name} must be a string, but got {value!r}", code="argument-type", argument=name
@@ -207,13 +209,13 @@ def check_text(name: str, value: Any) -> str:
     return os.fspath(value)
 
 
-def _check_list(name: str, value: Any) -> str:
+def _check_list(name: str, value: object) -> str:
     """Validate a list of files, passed as a sequence or a comma-separated string."""
     entries = value if isinstance(value, list | tuple | set) else [value]
     return ",".join(check_text(name, each) for each in entries)
 
 
-def check_flag(name: str, value: Any) -> bool:
+def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise UsageError(
             f"{name} must be True or False, but got {value!r}", code="argument-type", argument=name
@@ -221,7 +223,7 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
-def _check_file(name: str, value: Any) -> str:
+def _check_file(name: str, value: object) -> str:
     text = check_text(name, value)
     path = text.partition("#")[0].removeprefix("file://")
     if "://" not in path and not os.path.exists(path):
@@ -234,7 +236,7 @@ def _check_file(name: str, value: Any) -> str:
     return text
 
 
-def _check_directory(name: str, value: Any) -> str:
+def _check_directory(name: str, value: object) -> str:
     text = check_text(name, value)
     if not os.path.isdir(text):
         raise UsageError(

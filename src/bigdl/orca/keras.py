@@ -47,7 +47,7 @@ class _TableLayer(keras.layers.Layer):
     def __init__(
         self,
         output_dim: int,
-        embeddings_initializer: Any,
+        embeddings_initializer: str | keras.Initializer,
         mask_zero: bool,
         optimizer: str | None,
         learning_rate: float | None,
@@ -76,7 +76,7 @@ class _TableLayer(keras.layers.Layer):
         return self.sharded_rows is not None and self.sharded_rows.table.is_placed
 
     def _create_table(
-        self, table_class: Callable[..., ShardedTable], *sizes: Any, **more: Any
+        self, table_class: Callable[..., ShardedTable], *sizes: object, **more: object
     ) -> Any:
         """Create the torch table, with this worker's rows or all rows."""
         dtype = getattr(torch, keras.backend.standardize_dtype(self.variable_dtype), None)
@@ -112,15 +112,17 @@ class _TableLayer(keras.layers.Layer):
         values = keras.ops.convert_to_numpy(initializer(tuple(rows.shape), dtype=dtype))
         rows.copy_(torch.from_numpy(values.copy()))
 
-    def _looked_up(self, ids: Any) -> Any:
+    def _looked_up(self, ids: keras.KerasTensor) -> keras.KerasTensor:
         """Look up the rows of `ids` in the torch table."""
         assert self.sharded_rows is not None
         return self.sharded_rows.lookup(keras.ops.convert_to_tensor(self.embeddings), ids)
 
-    def compute_output_shape(self, input_shape: Any) -> tuple:
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple:
         return (*input_shape, self.output_dim)
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(
+        self, inputs: keras.KerasTensor, mask: object = None
+    ) -> keras.KerasTensor | None:
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def get_config(self) -> dict:
@@ -177,7 +179,7 @@ class _TableLayer(keras.layers.Layer):
 
     # -- for Estimators -----------------------------------------------------------------------
 
-    def table_optimizer(self, model_optimizer: Any) -> torch.optim.Optimizer:
+    def table_optimizer(self, model_optimizer: keras.Optimizer | None) -> torch.optim.Optimizer:
         """Create the torch optimizer that updates this worker's rows.
 
         Parameters
@@ -233,7 +235,7 @@ class _TableLayer(keras.layers.Layer):
         return float(keras.ops.convert_to_numpy(self._model_optimizer[0].learning_rate))
 
 
-def _integers(inputs: Any) -> Any:
+def _integers(inputs: keras.KerasTensor) -> keras.KerasTensor:
     """Cast ids to the integer type of the backend."""
     return keras.ops.cast(inputs, "int32" if keras.backend.backend() == "jax" else "int64")
 
@@ -301,7 +303,7 @@ class ShardedEmbedding(_TableLayer):
         self,
         input_dim: int | Sequence[int],
         output_dim: int,
-        embeddings_initializer: Any = "uniform",
+        embeddings_initializer: str | keras.Initializer = "uniform",
         *,
         mask_zero: bool = False,
         optimizer: str | None = None,
@@ -329,7 +331,7 @@ class ShardedEmbedding(_TableLayer):
                 argument="input_dim",
             )
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: tuple[int | None, ...] | None = None) -> None:
         fields = self.input_dim if self._has_fields else self.input_dim[0]
         table = self._create_table(Table, fields, self.output_dim)
         values = table.weight.detach()
@@ -337,7 +339,7 @@ class ShardedEmbedding(_TableLayer):
             self.sharded_rows, values = LayerRows(table), values[:0]
         self._add_embeddings(values.numpy())
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         """Return the embedding rows of `inputs`, one vector for each id."""
         ids = _integers(inputs)
         if self.sharded_rows is not None:
@@ -426,7 +428,7 @@ class GrowingEmbedding(_TableLayer):
     def __init__(
         self,
         output_dim: int,
-        embeddings_initializer: Any = "uniform",
+        embeddings_initializer: str | keras.Initializer = "uniform",
         *,
         fields: int | None = None,
         admit_after: int = 1,
@@ -452,7 +454,7 @@ class GrowingEmbedding(_TableLayer):
             check_positive("expire_after", expire_after)
         self.expire_after = expire_after
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: tuple[int | None, ...] | None = None) -> None:
         table = self._create_table(
             GrowingTable,
             self.output_dim,
@@ -464,7 +466,7 @@ class GrowingEmbedding(_TableLayer):
         self.sharded_rows.is_connected = not table.is_placed
         self._add_embeddings(table.weight.detach()[:0].numpy())
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         """Return the embedding rows of `inputs`, one vector for each id."""
         return keras.ops.cast(self._looked_up(_integers(inputs)), self.compute_dtype)
 
@@ -502,7 +504,7 @@ class GrowingEmbedding(_TableLayer):
         self.take_whole({name: torch.from_numpy(store[name][()]) for name in names})
 
 
-def _name_of(optimizer: Any, layer_name: str, advice: str) -> str:
+def _name_of(optimizer: keras.Optimizer | None, layer_name: str, advice: str) -> str:
     """Return the name of the torch optimizer that matches a Keras optimizer."""
     # with the torch backend an optimizer belongs to a subclass of the same name
     name = type(optimizer).__name__
@@ -519,7 +521,9 @@ def _name_of(optimizer: Any, layer_name: str, advice: str) -> str:
     )
 
 
-def _create_optimizer(name: str, weight: Any, rate: float, like: Any) -> torch.optim.Optimizer:
+def _create_optimizer(
+    name: str, weight: torch.Tensor, rate: float, like: keras.Optimizer
+) -> torch.optim.Optimizer:
     """Create a torch optimizer for table rows that has the options of a Keras optimizer."""
 
     def option(attribute: str, default: float) -> float:

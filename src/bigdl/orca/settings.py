@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession, SQLContext
 
 
-def _check_read_backend(name: str, value: Any) -> str:
+def _check_read_backend(name: str, value: object) -> str:
     return check_name(name, value, ("spark", "pandas"))
 
 
-def _check_data_store(name: str, value: Any) -> str:
+def _check_data_store(name: str, value: object) -> str:
     store = value.upper() if isinstance(value, str) else ""
     if not re.fullmatch(r"DRAM|PMEM|DISK_[1-9][0-9]*", store):
         raise UsageError(
@@ -34,7 +34,7 @@ def _check_data_store(name: str, value: Any) -> str:
     return store
 
 
-def _check_shard_size(name: str, value: Any) -> int | None:
+def _check_shard_size(name: str, value: object) -> int | None:
     return None if value is None else check_positive(f"{name}, if it is not None,", value)
 
 
@@ -52,7 +52,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 class _Checked(type):
     """Metaclass that validates class attributes when they are set."""
 
-    def __setattr__(cls, name: str, value: Any) -> None:
+    def __setattr__(cls, name: str, value: object) -> None:
         check = _CHECKS.get(name)
         super().__setattr__(name, check(f"OrcaContext.{name}", value) if check else value)
 

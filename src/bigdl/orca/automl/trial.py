@@ -216,7 +216,7 @@ class Builder(ABC):
         """
 
     @abstractmethod
-    def load(self, config: Mapping[str, Any], weights: bytes) -> Any:
+    def load(self, config: Mapping[str, Any], weights: bytes) -> object:
         """Create the user's model with trained weights."""
 
     @abstractmethod
@@ -259,7 +259,7 @@ class TrialModel(ABC):
         """Restore a training state, but keep the learning rate of this model's configuration."""
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     """Convert a list or tuple to a list, and wrap any other value in a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
 

@@ -1,9 +1,11 @@
 """Hyperparameter search for XGBoost models."""
 
+from __future__ import annotations
+
 import os
 import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from bigdl.orca.automl.model.data import TrialRows, is_category
 from bigdl.orca.automl.pytorch_utils import LR_NAME
 from bigdl.orca.automl.trial import Builder, TrialJob, TrialModel, compute_metrics
 from bigdl.runtime.shards.values import is_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["AutoXGBClassifier", "AutoXGBRegressor", "XGBoostModelBuilder"]
 
@@ -217,7 +222,7 @@ def _name_for(metric: str, classes: int) -> str:
     return {"logloss": "mlogloss", "error": "merror"}.get(metric, metric) if classes > 2 else metric
 
 
-def _matrix(data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
+def _matrix(data: Any, config: dict[str, Any]) -> tuple[np.ndarray | pd.DataFrame, np.ndarray]:
     """Convert data to targets and one feature matrix, or a frame if features have categories.
 
     Parameters
@@ -242,7 +247,7 @@ def _matrix(data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
     return x, targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
 
 
-def _frame_of(data: TrialRows) -> Any:
+def _frame_of(data: TrialRows) -> pd.DataFrame:
     """Convert features to a frame; array-valued features become columns ``name_0``, ``name_1``."""
     import pandas as pd
 
@@ -296,7 +301,7 @@ def _with_categories_of(train: Any, x: Any) -> Any:
     return x
 
 
-def _matrix_of_batches(loader: Any) -> tuple[np.ndarray, np.ndarray]:
+def _matrix_of_batches(loader: object) -> tuple[np.ndarray, np.ndarray]:
     """Concatenate a loader's batches ``(x, y)`` into a feature matrix and targets."""
     if not hasattr(loader, "__iter__"):
         raise UsageError(

@@ -44,6 +44,7 @@ from bigdl.orca.cluster.versions import by_partition, to_arrow
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -82,7 +83,7 @@ class ConnectCluster(SparkCluster):
         The server's master URL, or "" if it is unknown.
     """
 
-    def __init__(self, session: Any):
+    def __init__(self, session: SparkSession):
         self._session = session
         self._facts: _Facts = vars(session).setdefault("_bigdl_facts", _Facts())
         self.master = self._conf("spark.master")
@@ -100,7 +101,7 @@ class ConnectCluster(SparkCluster):
         self._facts.nodes, self._facts.cores = nodes, cores
 
     @property
-    def spark(self) -> Any:
+    def spark(self) -> SparkSession:
         """SparkSession of this cluster."""
         return self._session
 
@@ -426,7 +427,7 @@ class ConnectedSession:
         return cls(session, environment)
 
     @staticmethod
-    def _is_alive(session: Any) -> bool:
+    def _is_alive(session: SparkSession) -> bool:
         try:
             session.conf.get("spark.sql.session.timeZone")
         except Exception as error:
@@ -549,7 +550,7 @@ class ConnectValue:
         self._data = data  # ConnectBytes, or its form in a task
 
     @classmethod
-    def of(cls, session: Any, value: Any) -> ConnectValue:
+    def of(cls, session: SparkSession, value: object) -> ConnectValue:
         """Share an object with the tasks of a session."""
         return cls(ConnectCluster(session).broadcast(cloudpickle.dumps(value)))
 

@@ -25,7 +25,7 @@ from bigdl.common.timeouts import JVM_BROKEN_S, JVM_LOOK_S, JVM_STOPPED_S
 from bigdl.runtime.process import exit_message
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaGateway
+    from py4j.java_gateway import GatewayConnection, JavaGateway
     from pyspark import SparkContext
 
 logger = logging.getLogger("bigdl.orca")
@@ -112,7 +112,7 @@ class JvmWatch:
             return False
         return is_stopped(self.process.pid)
 
-    def _send_command(self, *args: Any, **options: Any) -> Any:
+    def _send_command(self, *args: object, **options: object) -> str:
         try:
             response = self._send(*args, **options)
         except Exception as error:
@@ -124,7 +124,7 @@ class JvmWatch:
             raise loss
         return response
 
-    def _watched_connection(self) -> Any:
+    def _watched_connection(self) -> GatewayConnection:
         """Return a connection that raises SparkLost before py4j logs a socket error."""
         connection = self._connect()
         if "send_command" not in vars(connection):
@@ -211,7 +211,7 @@ def quiet_accumulators(sc: SparkContext) -> None:
         return
     handle = server.handle_error
 
-    def handle_error(*request: Any) -> None:
+    def handle_error(*request: object) -> None:
         if not isinstance(sys.exc_info()[1], EOFError | OSError):
             handle(*request)
 

@@ -7,13 +7,13 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import POD_LOST_S, POD_PLACE_S, PODS_LOOK_S, PODS_START_S
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JVMView
+    from py4j.java_gateway import JavaObject, JVMView
     from pyspark import SparkContext
 
 logger = logging.getLogger("bigdl.orca")
@@ -250,11 +250,11 @@ class Pods(contextlib.AbstractContextManager):
         return "; ".join(dict.fromkeys(filter(None, reasons)))
 
 
-def _client(jvm: JVMView) -> Any:
+def _client(jvm: JVMView) -> JavaObject:
     return jvm.io.fabric8.kubernetes.client.KubernetesClientBuilder().build()
 
 
-def _describe_pod(pod: Any) -> dict:
+def _describe_pod(pod: JavaObject) -> dict:
     status, metadata = pod.getStatus(), pod.getMetadata()
     facts = {
         "name": metadata.getName(),
@@ -319,5 +319,5 @@ def quotas(jvm: JVMView, namespace: str) -> str:
         client.close()
 
 
-def _amounts(quantities: Any) -> dict[str, str]:
+def _amounts(quantities: Mapping[str, object]) -> dict[str, str]:
     return {str(name): str(value) for name, value in quantities.items()}

@@ -41,7 +41,7 @@ from bigdl.runtime.launch import OutputForwarder
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
-    from pyspark import SparkContext
+    from pyspark import SparkConf, SparkContext
 
     from bigdl.orca.cluster.standalone import StandaloneCluster
 
@@ -560,7 +560,9 @@ def local_environment(python: str) -> dict[str, str]:
     }
 
 
-def _launch_gateway(conf: Any, cleanup: contextlib.ExitStack, log_output: bool = False) -> Any:
+def _launch_gateway(
+    conf: SparkConf, cleanup: contextlib.ExitStack, log_output: bool = False
+) -> JavaGateway:
     """Start a JVM, and the threads that forward its output."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -608,7 +610,7 @@ def _check_spark_home() -> None:
         )
 
 
-def _new_context(conf: Any, gateway: JavaGateway = None) -> SparkContext:
+def _new_context(conf: SparkConf, gateway: JavaGateway = None) -> SparkContext:
     from py4j.protocol import Py4JJavaError
     from pyspark import SparkContext
 

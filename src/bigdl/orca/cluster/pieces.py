@@ -7,10 +7,13 @@ So each piece has a target and a position.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.orca.cluster.spark_calls import one_row
 from bigdl.orca.cluster.versions import frame_of_arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 PIECE = 4 << 20
 """Maximum bytes of a value in a row or a plan; larger values are sent in pieces or files."""
@@ -46,7 +49,9 @@ def whole_values(batches: Iterable) -> Iterator[tuple[tuple[int, int], bytes]]:
                 del parts[key]
 
 
-def pieces_frame(session: Any, values: Iterable[tuple[int, tuple[int, int], bytes]]) -> Any:
+def pieces_frame(
+    session: SparkSession, values: Iterable[tuple[int, tuple[int, int], bytes]]
+) -> DataFrame:
     """Return a DataFrame of :data:`PIECES` for ``(target, key, value)`` tuples."""
     import pyarrow as pa
 

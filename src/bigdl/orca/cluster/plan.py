@@ -4,13 +4,18 @@ Each function returns a safe default if Spark's internals differ.  The environme
 ``BIGDL_NO_PLAN_INSPECTION=1`` makes every function return its default.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os
 import re
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
 
 __all__ = [
     "connect_session",

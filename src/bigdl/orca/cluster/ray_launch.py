@@ -5,6 +5,8 @@ dashboard and sends no usage statistics; connections need its token.  It ends wi
 supervisor process (:mod:`bigdl.orca.cluster.supervisor`) stops it even if this process is killed.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import inspect
@@ -128,7 +130,7 @@ class RayWatch:
         Main processes by name.
     """
 
-    _of_program: "RayWatch | None" = None
+    _of_program: RayWatch | None = None
 
     def __init__(self, directory: str, processes: Mapping[str, Any]):
         self._directory, self._processes = directory, dict(processes)
@@ -331,7 +333,7 @@ def _shorten_raylet_messages() -> Iterator[None]:
         return
 
     @functools.wraps(original)
-    def print_shortened(data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def print_shortened(data: dict[str, Any], *args: object, **kwargs: object) -> None:
         if data.get("pid") == "raylet":
             data = {**data, "lines": [shortened(line) for line in data.get("lines", [])]}
         original(data, *args, **kwargs)

@@ -25,6 +25,8 @@ from bigdl.orca.cluster.plan import connect_session
 from bigdl.orca.cluster.spark_calls import TaskWatch, users_errors
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -135,7 +137,7 @@ class SparkCluster:
         return int(self._conf("spark.task.cpus", "1"))
 
     @property
-    def job_owner(self) -> Any:
+    def job_owner(self) -> SparkContext:
         """SparkContext, which is passed as `owner` to a SparkCall."""
         return self.sc
 
@@ -148,7 +150,7 @@ class SparkCluster:
         """Return a context manager that raises the original error of a failing user function."""
         return users_errors(self.sc)
 
-    def task_watch(self) -> Any:
+    def task_watch(self) -> AbstractContextManager[object]:
         """Return a context manager that cancels jobs whose task fails repeatedly with one error."""
         return contextlib.nullcontext() if plan.is_switched_off() else TaskWatch(self.sc)
 

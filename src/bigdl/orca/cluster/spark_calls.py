@@ -41,6 +41,7 @@ from bigdl.runtime.jobs import (
 if TYPE_CHECKING:
     from py4j.java_gateway import JVMView
     from pyspark import SparkContext
+    from pyspark.sql import DataFrame
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -60,7 +61,7 @@ def task_directory(number: int = 0) -> str:
 _MOST_TASKS = 1000  # maximum number of inspected tasks per stage
 
 
-def check_alive(owner: Any, what: str = "data") -> None:
+def check_alive(owner: object, what: str = "data") -> None:
     """Raise UsageError if a SparkContext or Spark Connect session has been stopped.
 
     Parameters
@@ -83,7 +84,7 @@ def check_alive(owner: Any, what: str = "data") -> None:
         )
 
 
-def check_frame(frame: Any) -> None:
+def check_frame(frame: DataFrame) -> None:
     """Raise UsageError for a DataFrame of a stopped context; see :func:`check_alive`."""
     session = frame.sparkSession
     check_alive(getattr(session, "_sc", session), "DataFrame")
@@ -254,7 +255,7 @@ def _print_exc(*args: Any, **options: Any) -> None:
         traceback.print_exc(*args, **options)
 
 
-def _loss(sc: Any, error: BaseException) -> BigDLError | None:
+def _loss(sc: SparkContext | None, error: BaseException) -> BigDLError | None:
     """Return a SparkLost error if the end of the JVM caused `error`."""
     is_known = isinstance(error, BigDLError) or not isinstance(error, Exception)
     return None if is_known else loss_of(sc, JVM_BROKEN_S if may_be_lost_connection(error) else 0.0)

@@ -17,8 +17,13 @@ from bigdl.common.errors import LazyModule, UsageError, require
 from bigdl.orca.cluster.plan import connect_session, is_connect
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    import pandas as pd
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
     from pyspark.sql.types import DataType, StructType
 else:
     pa = LazyModule("pyarrow", "orca")
@@ -91,7 +96,9 @@ def python_mismatch(workers: str) -> str:
 # -- threads and jobs ------------------------------------------------------------------------------
 
 
-def spark_thread(target: Callable[[], Any], session: Any = None) -> threading.Thread:
+def spark_thread(
+    target: Callable[[], Any], session: SparkSession | None = None
+) -> threading.Thread:
     """Return a daemon thread that inherits this thread's local properties or session tags."""
     from pyspark import InheritableThread
 
@@ -109,7 +116,7 @@ def spark_thread(target: Callable[[], Any], session: Any = None) -> threading.Th
     return threading.Thread(target=run, daemon=True)
 
 
-def python_rdd_command(sc: Any, parts: tuple) -> tuple:
+def python_rdd_command(sc: SparkContext, parts: tuple) -> tuple:
     """Return a Python function's pickled command, broadcasts, environment and files for the JVM."""
     from pyspark import RDD
 
@@ -131,18 +138,18 @@ def data_type(text: str) -> DataType:
     return _parse_datatype_string(text)
 
 
-def observed(observation: Any) -> dict[str, Any]:
+def observed(observation: Observation) -> dict[str, Any]:
     """Return the values of an Observation, with arrays and rows as lists."""
     return {name: _plain_value(value) for name, value in observation.get.items()}
 
 
-def _plain_value(value: Any) -> Any:
+def _plain_value(value: Any) -> object:
     if hasattr(value, "_target_id") and hasattr(value, "apply"):  # a JVM object, in Spark 3.5
         return [_plain_value(value.apply(i)) for i in range(value.length())]
     return value
 
 
-def condition_of(error: Any) -> str:
+def condition_of(error: PySparkException) -> str:
     """Return the name of the Spark error condition of an error."""
     name = error.getCondition() if hasattr(error, "getCondition") else error.getErrorClass()
     return str(name)
@@ -256,7 +263,7 @@ def frame_of_arrow(
 class _ArrowStream:
     """Serializer of record batches to the Arrow stream that Spark 3.5 reads."""
 
-    def dump_stream(self, batches: Iterable[pa.RecordBatch], stream: Any) -> None:
+    def dump_stream(self, batches: Iterable[pa.RecordBatch], stream: BinaryIO) -> None:
         writer = None
         for batch in batches:
             writer = writer or pa.ipc.new_stream(stream, batch.schema)
@@ -403,7 +410,9 @@ def try_cast(value: Column, type_: str | DataType) -> Column:
 # -- Arrow functions -------------------------------------------------------------------------------
 
 
-def arrow_udf(function: Callable, return_type: str, *, iterates: bool = False) -> Any:
+def arrow_udf(
+    function: Callable, return_type: str, *, iterates: bool = False
+) -> Callable[..., Column]:
     """Create a column function from a function of Arrow arrays; before Spark 4.1 through pandas.
 
     Parameters
@@ -452,7 +461,7 @@ _EXACT = 2**53  # pandas converts integers with nulls to floats
 
 
 def _through_pandas(function: Callable) -> Callable:
-    def work(*series: Any) -> Any:
+    def work(*series: pd.Series) -> pd.Series | pd.DataFrame:
         arrays = [
             _cast_from_pandas(_array_from_series(values, are_null), types[0] if len(types) else "")
             for values, types, are_null in zip(*(series[i::3] for i in range(3)), strict=True)
@@ -462,7 +471,7 @@ def _through_pandas(function: Callable) -> Callable:
     return work
 
 
-def _cast_from_pandas(array: Any, type_name: str) -> Any:
+def _cast_from_pandas(array: pa.Array, type_name: str) -> pa.Array:
     """Cast an array from pandas to the type with this Spark name."""
     target = _known_type(type_name)
     if target is None or array.type == target:
@@ -511,7 +520,9 @@ def _iterates_pandas(task: Callable[[Iterable], Iterator]) -> Callable[[Iterable
     return predict
 
 
-def _array_from_series(series: Any, are_null: Any = None) -> Any:
+def _array_from_series(
+    series: pd.Series | pd.DataFrame, are_null: pd.Series | None = None
+) -> pa.Array:
     """Convert a pandas Series to an Arrow array; NaN is null unless `are_null` is given."""
     if hasattr(series, "columns"):  # a struct, such as Spark ML's vectors
         types = {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32())}
@@ -523,7 +534,7 @@ def _array_from_series(series: Any, are_null: Any = None) -> Any:
     return pa.Array.from_pandas(series)
 
 
-def _to_pandas(values: Any) -> Any:
+def _to_pandas(values: pa.Array) -> pd.Series | pd.DataFrame:
     import pandas as pd
 
     if pa.types.is_struct(values.type):

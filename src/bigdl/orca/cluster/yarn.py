@@ -13,16 +13,16 @@ import operator
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import YARN_LOGS_S
 from bigdl.orca.cluster.standalone import spark_home
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JVMView
+    from py4j.java_gateway import JavaObject, JVMView
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -86,8 +86,8 @@ def _upload_files(
     return changed
 
 
-def _upload_file(jvm: JVMView, files: Any, file: Path) -> str:
-    def write(part: Any) -> None:
+def _upload_file(jvm: JVMView, files: JavaObject, file: Path) -> str:
+    def write(part: JavaObject) -> None:
         source = jvm.org.apache.hadoop.fs.Path(file.resolve().as_uri())
         files.copyFromLocalFile(False, True, source, part)
 
@@ -101,13 +101,13 @@ def _archive_hash(archive: Path) -> str:
         return hashlib.sha256(file.read()).hexdigest()[:16]
 
 
-def _upload_jars(jvm: JVMView, files: Any) -> str:
+def _upload_jars(jvm: JVMView, files: JavaObject) -> str:
     """Upload Spark's JARs as one archive, which YARN's nodes fetch faster than 250 files."""
     jars = sorted(Path(spark_home(), "jars").glob("*.jar"))
     content = "".join(f"{jar.name} {jar.stat().st_size} {_archive_hash(jar)}\n" for jar in jars)
     name = f"spark-jars-{hashlib.sha256(content.encode()).hexdigest()[:24]}.zip"
 
-    def write(part: Any) -> None:
+    def write(part: JavaObject) -> None:
         archive = jvm.java.util.zip.ZipOutputStream(files.create(part))
         try:
             archive.setLevel(0)
@@ -121,7 +121,9 @@ def _upload_jars(jvm: JVMView, files: Any) -> str:
     return _upload_once(jvm, files, name, write)
 
 
-def _upload_once(jvm: JVMView, files: Any, name: str, write: Any) -> str:
+def _upload_once(
+    jvm: JVMView, files: JavaObject, name: str, write: Callable[[JavaObject], None]
+) -> str:
     """Upload a file atomically unless it was uploaded before, and return its address."""
     path = jvm.org.apache.hadoop.fs.Path
     folder = path(files.getHomeDirectory(), ".bigdl")
@@ -182,7 +184,9 @@ def driver_output(jvm: JVMView, tag: str) -> dict[str, str]:
     return {}
 
 
-def _logs(jvm: JVMView, configuration: Any, report: Any, container: str) -> dict[str, str]:
+def _logs(
+    jvm: JVMView, configuration: JavaObject, report: JavaObject, container: str
+) -> dict[str, str]:
     """Return a container's logs as a dict by log name, if YARN has aggregated them."""
     from py4j.protocol import Py4JJavaError
 

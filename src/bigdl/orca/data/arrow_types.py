@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def spark_readable(type_: pa.DataType, nested: bool = False) -> pa.DataType:
     return arrow_type(from_arrow_type(wider.get(type_, type_)))
 
 
-def is_arrow_convertible(type_: Any) -> bool:
+def is_arrow_convertible(type_: DataType) -> bool:
     """Return True if Arrow can transfer values of a Spark type to Python and back.
 
     Not supported are void within arrays and maps, year-month intervals, variants and user-defined

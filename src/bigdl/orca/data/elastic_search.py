@@ -498,7 +498,7 @@ def _is_in(path: str, patterns: list[str]) -> bool:
     return any(fnmatch.fnmatchcase(path, end) for each in patterns for end in (each, f"{each}.*"))
 
 
-def _convert(value: Any, data_type: Any, path: str) -> Any:
+def _convert(value: Any, data_type: Any, path: str) -> object:
     """Convert a value of a document to a Spark type."""
     name = data_type.typeName()
     if value is None or (value == "" and name != "string"):
@@ -529,7 +529,7 @@ def _convert(value: Any, data_type: Any, path: str) -> Any:
         return _PARSERS[name](value)
 
 
-def _field_value(value: dict[str, Any], name: str) -> Any:
+def _field_value(value: dict[str, Any], name: str) -> object:
     """Return the value of a field, or a dict of the fields whose names start with ``<name>.``."""
     if name in value:
         return value[name]
@@ -537,7 +537,7 @@ def _field_value(value: dict[str, Any], name: str) -> Any:
     return {key.removeprefix(start): value[key] for key in value if key.startswith(start)} or None
 
 
-def _time(value: Any) -> datetime.datetime:
+def _time(value: str | float) -> datetime.datetime:
     """Parse an ISO 8601 timestamp, in UTC by default, or a number of milliseconds since 1970."""
     if isinstance(value, int | float):
         return datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)

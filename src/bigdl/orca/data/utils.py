@@ -1,6 +1,6 @@
 """Helper functions of BigDL 2.x."""
 
-from typing import Any
+from __future__ import annotations
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.xshards import SparkXShards
@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 
-def get_class_name(obj: Any) -> str:
+def get_class_name(obj: object) -> str:
     """Return the class name of `obj` with its module, e.g. ``"pandas.core.frame.DataFrame"``.
 
     Examples

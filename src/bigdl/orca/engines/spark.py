@@ -7,13 +7,15 @@ about retries.  Rendezvous and all other traffic between driver and workers use 
 :mod:`~bigdl.runtime.channel`, since Spark's ``barrier()`` and ``allGather()`` poll once a second.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bigdl.common.checks import check_choice, check_number
 from bigdl.common.errors import UsageError, WorkerLost
@@ -50,6 +52,9 @@ from bigdl.runtime.jobs import (
 )
 from bigdl.runtime.shards.feed import Feed, InputPlan
 from bigdl.runtime.task import TaskSpec, execute
+
+if TYPE_CHECKING:
+    from pyspark import TaskContext
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -105,9 +110,9 @@ class SparkEngine(Engine):
     """
 
     cluster: SparkCluster
-    _over_connect: ClassVar[type["SparkEngine"] | None] = None  # set by its module
+    _over_connect: ClassVar[type[SparkEngine] | None] = None  # set by its module
 
-    def __new__(cls, cluster: SparkCluster | None = None, **options: Any) -> "SparkEngine":
+    def __new__(cls, cluster: SparkCluster | None = None, **options: Any) -> SparkEngine:
         is_connect = cls is SparkEngine and cluster is None and connect_session() is not None
         return super().__new__((cls._over_connect if is_connect else None) or cls)
 
@@ -373,7 +378,7 @@ def stage_task(spec: TaskSpec, *, is_barrier: bool):
     return task
 
 
-def run_task(spec: TaskSpec, context: Any, attempt: int, batches: Iterator) -> Iterator:
+def run_task(spec: TaskSpec, context: TaskContext, attempt: int, batches: Iterator) -> Iterator:
     """Run one task of a stage; yield its rows as record batches of :data:`ROWS`.
 
     Parameters

@@ -5,6 +5,8 @@ order), and weights to all ranks (an all-gather).  After a group the executors k
 (:class:`StateFiles`).  A failed group is run again.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import itertools
@@ -42,6 +44,8 @@ from bigdl.runtime.task import read_to_end
 from bigdl.runtime.worker import Worker
 
 if TYPE_CHECKING:
+    import torch
+
     from bigdl.orca.engines.spark import SparkEngine
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # purposes of a stage
@@ -66,7 +70,7 @@ class BarrierTransport(Transport):
 
     def __init__(
         self,
-        engine: "SparkEngine",
+        engine: SparkEngine,
         plan: LayerPlan,
         program: Callable[[int, dict], Replica],
         feed: FeedGroup,
@@ -280,7 +284,7 @@ class MessageExchange:
 
     def _by_gloo(
         self,
-        sent: "dict[int, SplitMessage]",
+        sent: dict[int, SplitMessage],
         headers: dict[int, np.ndarray],
         into: Sequence[np.ndarray] | None,
         is_ring: bool,
@@ -419,7 +423,7 @@ class SplitMessage:
         return len(self.rest) > _HEADER - _FIELDS
 
     @property
-    def rest_alone(self) -> Any:
+    def rest_alone(self) -> torch.Tensor:
         """Remaining bytes as a tensor."""
         import torch
 
@@ -431,7 +435,7 @@ class SplitMessage:
         return [] if self.large is None else list(self.large.split(_LARGE))
 
     @classmethod
-    def of(cls, message: ArrayMessage) -> "SplitMessage":
+    def of(cls, message: ArrayMessage) -> SplitMessage:
         """Split a message; join several large parts into one."""
         import torch
 

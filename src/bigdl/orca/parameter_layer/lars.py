@@ -3,10 +3,11 @@
 LARS has a learning rate for every layer (You, Gitman, Ginsburg 2017, arXiv:1708.03888).
 """
 
+from __future__ import annotations
+
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -46,7 +47,9 @@ class SliceOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     @abstractmethod
-    def _update(self, parameter: torch.Tensor, group: dict, norms: Any) -> None:
+    def _update(
+        self, parameter: torch.Tensor, group: dict, norms: tuple[float, float] | None
+    ) -> None:
         """Update a parameter; for a slice, `norms` may hold the norms of the whole parameter."""
 
     def _end_step(self, parameter: torch.Tensor, group: dict) -> None:

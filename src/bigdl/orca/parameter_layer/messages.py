@@ -9,16 +9,23 @@ megabytes for transports that reorder them.  There are no pickles: a received me
 and its arrays are views of the received bytes.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
 from bigdl.common.checks import check_choice
+
+BytesLike: TypeAlias = "bytes | bytearray | memoryview | np.ndarray"
+"""Bytes; an array has the dtype uint8."""
+Message: TypeAlias = "ArrayMessage | ReceivedMessage | BytesLike"
+"""A packed document: to send, received, or as bytes."""
 
 
 class Codec:
@@ -40,7 +47,7 @@ class Codec:
         """Encode a vector as a bytes-like object, which may be a view."""
         return np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8)
 
-    def decode(self, data: Any) -> np.ndarray:
+    def decode(self, data: BytesLike) -> np.ndarray:
         """Decode bytes that :meth:`encode` returned to a float32 vector, which may be read-only."""
         return np.frombuffer(data, np.float32)
 
@@ -134,7 +141,7 @@ class ArrayMessage:
         One after another they are the message.
     """
 
-    def __init__(self, doc: Any):
+    def __init__(self, doc: object):
         self._arrays: dict[int, np.ndarray] = {}  # by byte offset after the document
         self._size = 0
         self._text = json.dumps(doc, default=self._placeholder).encode()
@@ -201,7 +208,7 @@ class ReceivedMessage:
         return _filled(bytes(head[_HEADER.size : end]), read)
 
 
-def pack(doc: Any) -> bytes:
+def pack(doc: object) -> bytes:
     """Serialize a document to bytes, see :class:`ArrayMessage`."""
     return bytes(ArrayMessage(doc))
 
@@ -256,7 +263,9 @@ _FRAME = struct.Struct("<cB?xIII")
 PAYLOAD_BYTES = 4 << 20  # the JVM copies larger ones more often
 
 
-def frames_of(tag: bytes, source: int, data: Any, lane: int = 0) -> Iterator[bytes]:
+def frames_of(
+    tag: bytes, source: int, data: ArrayMessage | bytes, lane: int = 0
+) -> Iterator[bytes]:
     """Split a message into frames of limited size, each with a header.
 
     Parameters
@@ -356,7 +365,7 @@ class Packable:
         return ArrayMessage({**vars(self), **arrays})
 
     @classmethod
-    def unpack(cls, data: Any) -> Self:
+    def unpack(cls, data: Message) -> Self:
         """Deserialize an object; its arrays are views of `data`."""
         packable = cls(**unpack(data))
         for name in cls.numbered:
@@ -396,7 +405,7 @@ class RankState(Packable):
         self.records, self.is_halted = [], False
 
     @classmethod
-    def unpack(cls, data: Any) -> Self:
+    def unpack(cls, data: Message) -> Self:
         """Deserialize a state; copy its weights, buffers and residual."""
         state = super().unpack(data)
         state.weights = state.weights.copy()

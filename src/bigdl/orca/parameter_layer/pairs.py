@@ -31,7 +31,7 @@ from bigdl.runtime.jobs import active_jobs
 from bigdl.runtime.task import describe, read_input, read_to_end
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JVMView
+    from py4j.java_gateway import JavaObject, JVMView
     from pyspark import RDD, SparkContext
 
     from bigdl.orca.cluster.spark import SparkCluster
@@ -84,7 +84,7 @@ class Pairs:
         self._for_large = serializers.KryoSerializer(conf)
         self._serializer = serializers.JavaSerializer(conf) if are_small else self._for_large
 
-    def tokens(self) -> Any:
+    def tokens(self) -> JavaObject:
         """Create an initial RDD with one empty pair per partition."""
 
         def begin(index, items):
@@ -94,19 +94,19 @@ class Pairs:
 
         return self.taken(self.sc.parallelize(range(self.partitions), self.partitions), begin)
 
-    def taken(self, rdd: RDD, task: Callable) -> Any:
+    def taken(self, rdd: RDD, task: Callable) -> JavaObject:
         """Apply ``task(index, items)`` to any PySpark RDD; return the resulting pairs by key."""
         raw: Any = rdd.mapPartitionsWithIndex(task)
         raw._bypass_serializer = True
         return self._by_key(raw._jrdd.rdd(), self._for_large)
 
-    def shuffled(self, pairs: Any, task: Callable) -> Any:
+    def shuffled(self, pairs: JavaObject, task: Callable) -> JavaObject:
         """Shuffle the results of ``task(index, values)`` to the partitions of their keys."""
         # with preserves_partitioning=True Spark would silently skip the shuffle
         raw = self._python_rdd(pairs, task, preserves_partitioning=False)
         return self._by_key(raw, self._serializer)
 
-    def mapped(self, pairs: Any, task: Callable) -> Any:
+    def mapped(self, pairs: JavaObject, task: Callable) -> JavaObject:
         """Apply ``task(index, values)`` to each partition without a shuffle."""
         raw = self._python_rdd(pairs, task, preserves_partitioning=True)
         return self._pairs_of(raw).asJavaPairRDD()
@@ -116,14 +116,14 @@ class Pairs:
         pairs.rdd().setSerializer(serializer)
         return pairs
 
-    def values(self, pairs: Any) -> RDD:
+    def values(self, pairs: JavaObject) -> RDD:
         """Return the values as a PySpark RDD of bytes."""
         from pyspark.rdd import RDD
         from pyspark.serializers import NoOpSerializer
 
         return RDD(self._values_of(pairs), self.sc, NoOpSerializer())
 
-    def on_lanes(self, pairs: Any, first: int, last: int) -> Any:
+    def on_lanes(self, pairs: JavaObject, first: int, last: int) -> JavaObject:
         """Select the pairs whose lane is between `first` and `last`; return small pairs unfiltered.
 
         For small pairs a filter costs the driver more than unneeded pairs cost a task.
@@ -132,22 +132,22 @@ class Pairs:
             return pairs
         return pairs.filterByRange(first << _LANE, ((last + 1) << _LANE) - 1)
 
-    def keep(self, pairs: Any, copies: int = 1) -> None:
+    def keep(self, pairs: JavaObject, copies: int = 1) -> None:
         """Persist pairs in memory and on disk once they are computed."""
         from pyspark import StorageLevel
 
         pairs.persist(self.sc._getJavaStorageLevel(StorageLevel(True, True, False, True, copies)))
 
-    def forget_lineage(self, pairs: Any) -> None:
+    def forget_lineage(self, pairs: JavaObject) -> None:
         """Cut the lineage, so that the inputs of the pairs can be removed."""
         pairs.rdd().localCheckpoint()
 
-    def drop(self, pairs: Any) -> None:
+    def drop(self, pairs: JavaObject) -> None:
         """Unpersist pairs."""
         with contextlib.suppress(Exception):
             pairs.unpersist(False)
 
-    def drop_for_good(self, pairs: Any) -> None:
+    def drop_for_good(self, pairs: JavaObject) -> None:
         """Unpersist pairs that have no lineage, and avoid the warning of ``unpersist``."""
         with contextlib.suppress(Exception):
             self.sc._jsc.sc().unpersistRDD(pairs.rdd().id(), False)

@@ -17,13 +17,15 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from bigdl.orca.parameter_layer.messages import RankState
 
 
@@ -43,6 +45,9 @@ def slice_bounds(total: int, ranks: int) -> list[tuple[int, int]]:
     base, extra = divmod(total, ranks)
     starts = [rank * base + min(rank, extra) for rank in range(ranks + 1)]
     return list(itertools.pairwise(starts))
+
+
+ArrayT = TypeVar("ArrayT", np.ndarray, "torch.Tensor")
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class ParameterSegment:
     width: int = 0
     row: int = 0
 
-    def of(self, vector: Any) -> Any:
+    def of(self, vector: ArrayT) -> ArrayT:
         """Return a view of this segment in a slice vector; two-dimensional for a table."""
         here = vector[self.start : self.stop]
         return here.reshape(-1, self.width) if self.width else here

@@ -4,6 +4,8 @@ BatchNorm statistics and other buffers are merged after every step, so they depe
 transport nor on the group size.  Only buffers that a rank has changed are sent.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import math
@@ -487,7 +489,7 @@ _open: dict[tuple, Any] = {}  # replicas by training, rank and version
 _memory = contextlib.ExitStack()
 
 
-def replica_of(training: str, rank: int, version: tuple, make: Callable[[], Any]) -> Any:
+def replica_of(training: str, rank: int, version: tuple, make: Callable[[], Replica]) -> Replica:
     """Return this process's replica of a rank; close the replicas of other training runs.
 
     Parameters

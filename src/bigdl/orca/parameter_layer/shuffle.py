@@ -22,6 +22,8 @@ tag     message
 ======  =========================================================================
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import json
@@ -117,7 +119,9 @@ class Work:
         Frames to send, each after the key of its target partition.
     """
 
-    def __init__(self, constants: TaskConstants, rank: int, frames: Any, lanes: Sequence[int]):
+    def __init__(
+        self, constants: TaskConstants, rank: int, frames: Iterable[bytes], lanes: Sequence[int]
+    ):
         self._constants, self._number, self.ranks = constants, rank, range(constants.plan.ranks)
         self._rank, self.items = Rank(constants.plan, rank), cast("list[bytes]", [])
         self._folder = None if constants.job is None else folder_of_messages(constants.job)
@@ -332,7 +336,7 @@ class ShuffleTransport(Transport):
 
     def __init__(
         self,
-        engine: "SparkEngine",
+        engine: SparkEngine,
         plan: LayerPlan,
         program: Callable[[int, dict], Replica],
         feed: FeedGroup,
@@ -370,7 +374,7 @@ class ShuffleTransport(Transport):
         describe = self._task(Work.describe)
         return self._call(lambda: self._answers(self._pairs.mapped(self._rows.handles, describe)))
 
-    def _task(self, work: Callable, *arguments: Any, lane: int = 0, reads: tuple[int, ...] = ()):
+    def _task(self, work: Callable, *arguments: object, lane: int = 0, reads: tuple[int, ...] = ()):
         """Return a task for :class:`~.pairs.Pairs` as a partial, to avoid sending a closure."""
         return functools.partial(_run, self._constants, work, arguments, lane, reads)
 

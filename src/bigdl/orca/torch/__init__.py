@@ -8,8 +8,9 @@ argument that takes a model, loss or optimizer unwraps them.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
 
@@ -19,6 +20,9 @@ from bigdl.orca.learn.optimizers.rowwise_adagrad import RowwiseAdagrad  # noqa: 
 from bigdl.training.embedding_tables.growing import GrowingEmbedding  # noqa: E402
 from bigdl.training.embedding_tables.sharded import ShardedEmbedding  # noqa: E402
 from bigdl.training.state import dumps  # noqa: E402
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "GrowingEmbedding",
@@ -51,7 +55,7 @@ class TorchModel:
         self._module = module
 
     @classmethod
-    def from_pytorch(cls, input: Any) -> TorchModel:
+    def from_pytorch(cls, input: torch.nn.Module | Callable[[], torch.nn.Module]) -> TorchModel:
         """Wrap a module, or the module that a function without arguments returns."""
         torch = require("torch", "orca")
         module = input
@@ -132,7 +136,7 @@ class TorchLoss:
         self._criterion = criterion
 
     @classmethod
-    def from_pytorch(cls, criterion: Any) -> TorchLoss:
+    def from_pytorch(cls, criterion: Callable[..., torch.Tensor]) -> TorchLoss:
         """Wrap a loss module, or a function of (output, target)."""
         if isinstance(criterion, type) or not callable(criterion):
             raise UsageError(

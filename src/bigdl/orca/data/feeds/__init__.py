@@ -1,5 +1,7 @@
 """Feeds, which convert the inputs of ``fit`` and ``predict`` for workers, and their registry."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -27,7 +29,7 @@ ON_RAY = ("RayXShards", "Ray Dataset")
 
 
 def as_feed(
-    data: Any,
+    data: object,
     feature_cols: str | Sequence[str] | None = None,
     label_cols: str | Sequence[str] | None = None,
     config: dict | None = None,
@@ -83,7 +85,7 @@ RayXShards, ray.data.Dataset or Feed
 
 
 def feed_of(
-    data: Any,
+    data: object,
     feature_cols: str | Sequence[str] | None = None,
     label_cols: str | Sequence[str] | None = None,
     config: dict | None = None,
@@ -106,7 +108,7 @@ def feed_of(
     return feed_class(data, names_of(feature_cols), names_of(label_cols), config, name=name)
 
 
-def input_type_of(data: Any, framework: str | None = None) -> str:
+def input_type_of(data: object, framework: str | None = None) -> str:
     """Return the name of an input's type, for messages and for comparing two inputs."""
     if isinstance(data, Feed):
         return data.kind
@@ -216,14 +218,14 @@ def register_feed(cls: type, feed: type[Feed]) -> type[Feed]:
 # -- input types and their Feeds ------------------------------------------------------------------
 
 
-def is_path(data: Any) -> bool:
+def is_path(data: object) -> bool:
     """Return True if an input is a path or a list of paths."""
     if isinstance(data, list | tuple):
         return bool(data) and all(isinstance(each, str | os.PathLike) for each in data)
     return isinstance(data, str | os.PathLike)
 
 
-def _is_in_memory(data: Any) -> bool:
+def _is_in_memory(data: object) -> bool:
     from bigdl.runtime.shards.values import is_frame
 
     return (
@@ -233,7 +235,7 @@ def _is_in_memory(data: Any) -> bool:
     )
 
 
-def _is_loader(data: Any) -> bool:
+def _is_loader(data: object) -> bool:
     is_torch = _is_a("torch.utils.data", "DataLoader", "Dataset")
     return is_torch(data) or (callable(data) and not isinstance(data, type))
 
@@ -245,7 +247,7 @@ def _is_a(package: str, *names: str) -> Callable[[Any], bool]:
     )
 
 
-def _is_tensors(data: Any) -> bool:
+def _is_tensors(data: object) -> bool:
     cls = type(data)  # excludes subclasses, which may override how rows are read
     return cls.__name__ == "TensorDataset" and cls.__module__.startswith("torch.utils.data")
 
@@ -260,7 +262,7 @@ class InputType(NamedTuple):
     framework: str | None = None  # the only framework that supports it
 
 
-def _input_type(data: Any, framework: str | None) -> InputType | None:
+def _input_type(data: object, framework: str | None) -> InputType | None:
     """Return the first input type that matches the data and that the framework supports."""
     input_types = (each for each in INPUT_TYPES if each.framework in (None, framework))
     return next((each for each in input_types if each.matches(data)), None)

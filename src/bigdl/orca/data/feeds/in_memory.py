@@ -5,6 +5,8 @@ process. Workers on the driver's machine memory-map files that the driver writes
 receive the rows through Spark, packed in cells.
 """
 
+from __future__ import annotations
+
 import functools
 import operator
 import os

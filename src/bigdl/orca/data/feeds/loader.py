@@ -17,9 +17,11 @@ The order of batches does not depend on the number of loading processes, because
 separate seed.
 """
 
+from __future__ import annotations
+
 import functools
 import os
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.cluster import Cluster
@@ -50,7 +52,9 @@ class LoaderFeed(Feed):
 
     kind = "DataLoader"
 
-    def __init__(self, source: Any, feature_cols=None, label_cols=None, config=None, *, name=None):
+    def __init__(
+        self, source: object, feature_cols=None, label_cols=None, config=None, *, name=None
+    ):
         self.name = name
         self.feature_cols = tuple(feature_cols) if feature_cols else None
         self.label_cols = tuple(label_cols) if label_cols else None
@@ -67,7 +71,7 @@ class LoaderFeed(Feed):
             "pass a function (config, batch_size) that creates the loader in the worker",
         )
 
-    def shippable(self) -> Any:
+    def shippable(self) -> object:
         """Return the source in a picklable form."""
         return self.source
 
@@ -92,7 +96,7 @@ class LoaderFeed(Feed):
 class TensorFlowFeed(LoaderFeed):
     """Feed of a ``tf.data.Dataset`` for Keras models; workers receive the Dataset's graph."""
 
-    def shippable(self) -> Any:
+    def shippable(self) -> object:
         from bigdl.training.keras.data import shipped_dataset
 
         return shipped_dataset(self.source, self.name or "data")

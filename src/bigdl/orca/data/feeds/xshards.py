@@ -30,6 +30,8 @@ from bigdl.runtime.shards.feed import InputPlan, RowPredictor, RowSampler
 from bigdl.runtime.shards.values import columns_of, grouped, is_frame
 
 if TYPE_CHECKING:
+    import ray.data
+
     from bigdl.orca.data.xshards import SparkXShards
 
 
@@ -192,7 +194,7 @@ class RayDatasetFeed(RayXShardsFeed):
     def partitions(self) -> list:
         return ordered_blocks(self.shards)
 
-    def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> ray.data.Dataset:
         """Return a lazy Dataset with predictions, in the same order of rows."""
         predict = predictor.shard_predictor(threads=1)
 

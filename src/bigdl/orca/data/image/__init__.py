@@ -1,6 +1,8 @@
 """Functions that read images into XShards, and image datasets in Parquet files."""
 
-from typing import Any, NoReturn
+from __future__ import annotations
+
+from typing import NoReturn
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.image.parquet_dataset import (
@@ -36,7 +38,7 @@ __all__ = [
 ]
 
 
-def write_tfrecord(format: str, output_path: str, *args: Any, **kwargs: Any) -> NoReturn:
+def write_tfrecord(format: str, output_path: str, *args: object, **kwargs: object) -> NoReturn:
     """Raise UsageError: removed, because it needed TensorFlow 1; the error names a replacement.
 
     Examples
@@ -53,7 +55,7 @@ def write_tfrecord(format: str, output_path: str, *args: Any, **kwargs: Any) -> 
     _refuse("write_tfrecord", 'bigdl.orca.data.image.write_parquet("image_folder", …)')
 
 
-def read_tfrecord(format: str, path: str, *args: Any, **kwargs: Any) -> NoReturn:
+def read_tfrecord(format: str, path: str, *args: object, **kwargs: object) -> NoReturn:
     """Raise UsageError: removed, because it needed TensorFlow 1; the error names a replacement.
 
     Examples

@@ -10,12 +10,14 @@ It is written block by block, from a generator of any length.  The schema is wri
 incomplete dataset is rejected when reading.
 """
 
+from __future__ import annotations
+
 import random
 import re
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +48,10 @@ from bigdl.orca.data.image.utils import (
 )
 from bigdl.orca.data.xshards import SparkXShards
 from bigdl.orca.data.xshards.connect import parallelize
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from torch.utils.data import DataLoader, IterableDataset
 
 _METADATA = "_orca_metadata"
 _CHUNK = re.compile(r"chunk=(\d+)")
@@ -78,7 +84,7 @@ class ParquetDataset:
         schema: Mapping[str, SchemaField],
         block_size: int = 1000,
         write_mode: str = "overwrite",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Write a dataset.
 
@@ -156,7 +162,7 @@ class ParquetDataset:
         path: str,
         transforms: Callable | None = None,
         config: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> IterableDataset:
         """Read the records as a ``torch.utils.data.IterableDataset`` of dicts.
 
         For the parameters see :func:`~bigdl.orca.data.image.parquet_dataset.read_parquet`.
@@ -166,12 +172,12 @@ class ParquetDataset:
         return TorchRecords(RecordReader(path, transforms, config).records)
 
     @staticmethod
-    def read_as_tf(path: str) -> Any:
+    def read_as_tf(path: str) -> tf.data.Dataset:
         """Read the records as a ``tf.data.Dataset`` of dicts."""
         return tf_dataset(RecordReader(path))
 
     @staticmethod
-    def read_as_xshards(path: str) -> Any:
+    def read_as_xshards(path: str) -> SparkXShards:
         """Read the records as SparkXShards with one shard per chunk, a dict of columns.
 
         Arrays of a column are stacked if they have equal shapes; other values become an object
@@ -235,9 +241,9 @@ def read_parquet(
     config: Mapping[str, Any] | None = None,
     batch_size: int | None = _AS_FORMAT,
     *,
-    output_types: Any = None,
-    output_shapes: Any = None,
-) -> Any:
+    output_types: object = None,
+    output_shapes: object = None,
+) -> DataLoader | tf.data.Dataset:
     """Read a dataset that ``write_parquet`` or :meth:`ParquetDataset.write` wrote.
 
     Parameters
@@ -383,7 +389,9 @@ def _stack(values: list) -> np.ndarray:
     return objects
 
 
-def tf_dataset(reader: RecordReader, output_types: Any = None, output_shapes: Any = None) -> Any:
+def tf_dataset(
+    reader: RecordReader, output_types: object = None, output_shapes: object = None
+) -> tf.data.Dataset:
     """Return a ``tf.data.Dataset`` of a reader's records."""
     tf = require("tensorflow", "tf")
     if output_types is not None:

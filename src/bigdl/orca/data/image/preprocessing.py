@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from xml.etree import ElementTree
 
@@ -102,7 +102,9 @@ def read_images(
     masks = None if target_path is None else (target_path, target_type)
     files = read((file_path, image_type), masks)
 
-    def decode(file: tuple[str, bytes, str | None, bytes | None]) -> Any:
+    def decode(
+        file: tuple[str, bytes, str | None, bytes | None],
+    ) -> object:
         path, content, mask_path, mask = file
         image = decode_image(content, path)
         if mask_path is not None and mask is not None:
@@ -162,7 +164,7 @@ def read_images_spark(
 def read_voc(
     file_path: str = "VOCdevkit",
     split_names: Iterable[tuple[int, str]] = ((2009, "trainval"),),
-    classes: Any = None,
+    classes: Sequence[str] | Mapping[str, int] | None = None,
     diff: bool = False,
     max_samples: int | None = None,
 ) -> SparkXShards:
@@ -388,7 +390,7 @@ VOC_CLASSES = (
 )
 
 
-def class_numbers(classes: Any) -> dict[str, int]:
+def class_numbers(classes: Sequence[str] | Mapping[str, int] | None) -> dict[str, int]:
     """Convert a list of class names, or a dict, to a dict of class ids keyed by class name."""
     if classes is None:
         classes = VOC_CLASSES
@@ -403,7 +405,7 @@ def class_numbers(classes: Any) -> dict[str, int]:
     return {name: number for number, name in enumerate(classes)}
 
 
-def voc_images(root: str, splits: Any) -> list[tuple[str, str]]:
+def voc_images(root: str, splits: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
     """Return the image and annotation paths of all items of the splits in a ``VOCdevkit``."""
     records = []
     for split in splits:
@@ -458,7 +460,11 @@ def voc_boxes(annotation: str, numbers: Mapping[str, int]) -> np.ndarray:
     return np.array(rows, dtype=np.float32).reshape(-1, 6)
 
 
-def voc_records(root: str, splits: Any, classes: Any = None) -> Iterator[tuple[str, np.ndarray]]:
+def voc_records(
+    root: str,
+    splits: Iterable[tuple[int, str]],
+    classes: Sequence[str] | Mapping[str, int] | None = None,
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the path and the objects of every image of PASCAL VOC splits."""
     numbers = class_numbers(classes)
     for image, annotation in voc_images(root, splits):

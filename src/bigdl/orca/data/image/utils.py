@@ -89,7 +89,7 @@ def chunks(items: Iterable, size: int) -> Iterator[list]:
         yield block
 
 
-def check_schema(schema: Any) -> dict[str, SchemaField]:
+def check_schema(schema: object) -> dict[str, SchemaField]:
     """Return `schema` as a dict, or raise UsageError if it is invalid."""
     if not isinstance(schema, Mapping) or not schema:
         raise UsageError(
@@ -137,7 +137,7 @@ def decode_schema(text: str | bytes) -> dict[str, SchemaField]:
         ) from error
 
 
-def _member(value: Any) -> str:
+def _member(value: str | Mapping[str, str]) -> str:
     """Return the name of an enum member, such as ``IMAGE``; also accept BigDL 2.x notation."""
     if isinstance(value, Mapping):
         value = value["__enum__"]
@@ -169,7 +169,7 @@ def encode_record(schema: Mapping[str, SchemaField], record: Mapping[str, Any]) 
     return {name: _encode(name, field, record[name]) for name, field in schema.items()}
 
 
-def _encode(name: str, field: SchemaField, value: Any) -> Any:
+def _encode(name: str, field: SchemaField, value: Any) -> bytes | str | float:
     if field.feature_type is FeatureType.IMAGE:
         if isinstance(value, bytes | bytearray):
             return bytes(value)

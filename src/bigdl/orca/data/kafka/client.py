@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bigdl.common.errors import UsageError, require
 from bigdl.common.timeouts import BROKER_CALL_S, BROKER_PAUSE_S, BROKER_S
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from confluent_kafka import Consumer
 
 T = TypeVar("T")
 
 
-def confluent_kafka() -> Any:
+def confluent_kafka() -> ModuleType:
     """Import confluent_kafka; raise MissingExtraError if it is not installed."""
     return require("confluent_kafka", "kafka")
 
@@ -41,7 +43,7 @@ def settings_of(servers: str, options: Mapping[str, str] | None = None) -> dict[
     return {"bootstrap.servers": servers, **extra}
 
 
-def is_transient(error: Any) -> bool:
+def is_transient(error: Exception) -> bool:
     """Return True for a transient Kafka error, such as an unavailable broker."""
     reason = error.args[0] if error.args else None
     kafka = confluent_kafka().KafkaError
@@ -78,7 +80,7 @@ def retry_while_unavailable(call: Callable[[], T], timeout: float = BROKER_S) ->
 
 
 @functools.lru_cache(maxsize=64)
-def consumer_of(settings: tuple[tuple[str, str], ...], group: str) -> Any:
+def consumer_of(settings: tuple[tuple[str, str], ...], group: str) -> Consumer:
     """Return this process's consumer for the settings; it never commits automatically."""
     return confluent_kafka().Consumer(
         {

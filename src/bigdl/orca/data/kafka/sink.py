@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +31,12 @@ from bigdl.orca.data.kafka.client import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import Consumer
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
-
-pa = LazyModule("pyarrow", "orca")
+else:
+    pa = LazyModule("pyarrow", "orca")
 
 
 def write_kafka(
@@ -137,7 +139,7 @@ class _Sink:
     topic: str
     group: str
 
-    def task(self, batch: int) -> Any:
+    def task(self, batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         def write(batches: Iterable) -> Iterator:
             from pyspark import TaskContext
 
@@ -221,11 +223,11 @@ class _Writer:
         producer.commit_transaction(SINK_CALL_S)
         self.next_batch = batch + 1
 
-    def _consumer(self) -> Any:
+    def _consumer(self) -> Consumer:
         return consumer_of(self.sink.settings, self.group)
 
 
-def _may_repeat(error: Any) -> bool:
+def _may_repeat(error: Exception) -> bool:
     """Return True if a new producer can safely write the same rows again after this error."""
     reason = error.args[0]
     kafka = confluent_kafka().KafkaError

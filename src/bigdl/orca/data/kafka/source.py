@@ -8,9 +8,9 @@ repeated batch has the same records.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -24,6 +24,11 @@ from bigdl.orca.data.kafka.client import (
     partitions_of,
     settings_of,
 )
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message
+    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.types import StructType
 
 NAME = "bigdl-kafka"
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
@@ -48,7 +53,7 @@ class KafkaDataSource(DataSource):
     def schema(self) -> str:
         return SCHEMA
 
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return KafkaReader(dict(self.options))
 
 
@@ -93,7 +98,7 @@ class KafkaReader(DataSourceStreamReader):
         bound = 0 if self._starts == "earliest" else 1
         return self._by_topic(lambda topic, number: self._ends(topic, number)[bound])
 
-    def getDefaultReadLimit(self) -> Any:
+    def getDefaultReadLimit(self) -> ReadLimit:
         from pyspark.sql.streaming import datasource
 
         every = datasource.ReadAllAvailable()
@@ -118,13 +123,13 @@ class KafkaReader(DataSourceStreamReader):
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         yield from records(self._consumer(), partition)
 
-    def _consumer(self) -> Any:
+    def _consumer(self) -> Consumer:
         return consumer_of(self._settings, "bigdl-kafka-source")
 
     def _ends(self, topic: str, number: int) -> tuple[int, int]:
         return offset_bounds(self._consumer(), topic, number)
 
-    def _by_topic(self, offset_of: Any) -> Offsets:
+    def _by_topic(self, offset_of: Callable[[str, int], int]) -> Offsets:
         offsets: Offsets = {topic: {} for topic in self._topics}
         for topic, number in partitions_of(self._consumer(), self._topics):
             offsets[topic][str(number)] = offset_of(topic, number)
@@ -203,7 +208,7 @@ def records(consumer: Any, offset_range: OffsetRange) -> Iterator[pa.RecordBatch
         consumer.unassign()
 
 
-def row_of(message: Any) -> tuple:
+def row_of(message: Message) -> tuple:
     _, milliseconds = message.timestamp()
     position = message.topic(), message.partition(), message.offset()
     return message.key(), message.value(), *position, milliseconds * 1000

@@ -11,7 +11,7 @@ from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.data.kafka.client import confluent_kafka, settings_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def read_kafka(
@@ -94,7 +94,7 @@ def read_kafka(
 
 
 def _load_with_connector(
-    spark: Any, options: dict[str, str], is_optional: bool
+    spark: SparkSession, options: dict[str, str], is_optional: bool
 ) -> DataFrame | None:
     """Load the stream with Spark's connector; return None if its JAR is missing."""
     from pyspark.errors import AnalysisException

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import require
 from bigdl.data.lake_tables.table import LakeTable, RowRange, TableColumns, cut, read_ranges
@@ -13,7 +13,9 @@ require("pyarrow", "orca")
 import pyarrow as pa  # noqa: E402
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
+    import ray.data
     from pyspark.sql import DataFrame, SparkSession
 
 _BATCH_ROWS = 16 << 10
@@ -77,7 +79,7 @@ def spark_frame(
         [T.StructField(f.name, spark_type(f.name, f.type)) for f in columns.fields]
     )
 
-    def read(batches: Any) -> Iterator[pa.RecordBatch]:
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 yield from _batches(columns, shards[number], arrow)
@@ -85,12 +87,12 @@ def spark_frame(
     return session.range(0, len(shards), 1, len(shards)).mapInArrow(read, schema)
 
 
-def ray_dataset(table: LakeTable, slots: int) -> Any:
+def ray_dataset(table: LakeTable, slots: int) -> ray.data.Dataset:
     """Return a ``ray.data.Dataset`` that is read by at least `slots` tasks."""
     data = require("ray.data", "ray")
     read, shards = parts(table, slots)
 
-    def read_block(block: Any) -> pa.Table:
+    def read_block(block: dict[str, np.ndarray]) -> pa.Table:
         return read([each for number in block["id"].tolist() for each in shards[number]])
 
     numbers = data.range(len(shards), override_num_blocks=len(shards))

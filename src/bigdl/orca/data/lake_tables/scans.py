@@ -29,6 +29,7 @@ from bigdl.orca.data.file import is_local_path, open_file_system
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 FEW_FILES = 32  # maximum number of files that the driver inspects itself
 FILES_OF_TASK = 16  # files that one task inspects
@@ -178,7 +179,7 @@ def missing_file_explained(path: str) -> Iterator[None]:
 # -- batches ---------------------------------------------------------------------------------------
 
 
-def map_in_arrow(df: DataFrame, function: Work, schema: Any, rows: int) -> DataFrame:
+def map_in_arrow(df: DataFrame, function: Work, schema: str | StructType, rows: int) -> DataFrame:
     """Run ``df.mapInArrow(function, schema)``, with tasks that read the files directly if possible.
 
     Parameters
@@ -207,7 +208,7 @@ def map_items(
     spark: SparkSession,
     items: Sequence[Any],
     function: Callable[[Any], Iterator[pa.RecordBatch]],
-    schema: Any,
+    schema: str | StructType,
 ) -> DataFrame:
     """Call a function for each item in a separate Spark task; return its batches in item order.
 
@@ -463,7 +464,7 @@ def _row_groups_in(accepts: Accepts, paths: Sequence[str]) -> list[list[_Group]]
     return groups
 
 
-def _middle(group: Any) -> int:
+def _middle(group: pq.RowGroupMetaData) -> int:
     columns = [group.column(i) for i in range(group.num_columns)]
     starts = [
         column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset

@@ -33,7 +33,7 @@ from bigdl.runtime.shards.values import split_evenly
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, DataFrameReader
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger("bigdl.orca")
@@ -245,7 +245,9 @@ def _refuse_empty_files(path: str) -> None:
             )
 
 
-def _read_lake(path: Any, columns: Sequence[str] | None) -> SparkXShards | RayXShards:
+def _read_lake(
+    path: str | Sequence[str], columns: Sequence[str] | None
+) -> SparkXShards | RayXShards:
     """Read a lake table in Spark or Ray tasks, as XShards with one frame per partition."""
     from bigdl.orca.data.lake_tables import frames
 
@@ -299,7 +301,7 @@ _SHOWN = 200  # maximum characters of a row in a message
 
 
 def _read_csv(
-    file_path: Any,
+    file_path: str | Sequence[str],
     header: str | int | None = "infer",
     names: Sequence[str] | str | None = None,
     index_col: str | int | None = None,
@@ -375,7 +377,7 @@ def _read_csv(
 
     headers: dict[tuple[str, ...], list[str]] | None = None
 
-    def load(reader: Any, schema: StructType) -> DataFrame:
+    def load(reader: DataFrameReader, schema: StructType) -> DataFrame:
         if headers is not None and len(headers) > 1:
             return _load_by_names(headers, reader, schema)
         return reader.schema(schema).csv(paths)
@@ -462,7 +464,7 @@ def _read_csv(
 
 
 def _read_json(
-    file_path: Any,
+    file_path: str | Sequence[str],
     names: Sequence[str] | None = None,
     usecols: Sequence | Callable | None = None,
     dtype: Any = None,
@@ -626,7 +628,9 @@ def _headers_of(
     return headers
 
 
-def _schema_by_names(reader: Any, headers: dict[tuple[str, ...], list[str]]) -> StructType:
+def _schema_by_names(
+    reader: DataFrameReader, headers: dict[tuple[str, ...], list[str]]
+) -> StructType:
     """Return one schema for files that have the same columns in different orders.
 
     Raises
@@ -669,7 +673,9 @@ def _schema_by_names(reader: Any, headers: dict[tuple[str, ...], list[str]]) -> 
     return StructType(fields)
 
 
-def _load_by_names(headers: dict[tuple[str, ...], list[str]], reader: Any, schema: StructType):
+def _load_by_names(
+    headers: dict[tuple[str, ...], list[str]], reader: DataFrameReader, schema: StructType
+):
     """Read files that have the same columns in different orders into one frame, matched by name."""
     from pyspark.sql.types import StructType
 
@@ -844,7 +850,7 @@ def _read_with_pandas(format: str, file_path, options: dict[str, Any]):
                 argument=option,
             )
 
-    def read(files: list[str]) -> Any:
+    def read(files: list[str]) -> pd.DataFrame | pd.Series:
         import pandas as pd
 
         keywords = dict(options)

@@ -279,7 +279,7 @@ class VocabularySource:
     min_count: int = 0
 
 
-def sources_of(columns: Any, freq_limit: Any) -> list[VocabularySource]:
+def sources_of(columns: object, freq_limit: Any) -> list[VocabularySource]:
     """Return the columns of each vocabulary that the arguments of ``gen_string_idx`` define.
 
     Parameters
@@ -421,7 +421,7 @@ class _Encoder:
                 lists[row] = None
         return pd.Series(lists, index=series.index, name=series.name, dtype=object)
 
-    def on_spark(self, df: Any, column: str) -> Any:
+    def on_spark(self, df: DataFrame, column: str) -> Any:
         """Return `df` with the encoded column at the same position."""
         is_array = _is_array(df, column)
         gives_lists = (is_array or self.split is not None) and not self.first
@@ -549,7 +549,7 @@ class StringIndex:
         return f"StringIndex({self.col_name!r}, {len(self)} values)"
 
 
-def check_string(value: Any, what: str) -> str:
+def check_string(value: object, what: str) -> str:
     """Return `value`, or raise UsageError if it is not a str."""
     if not isinstance(value, str):
         shown = "None" if value is None else type(value).__name__
@@ -559,7 +559,7 @@ def check_string(value: Any, what: str) -> str:
     return value
 
 
-def as_names(columns: Any, what: str = "columns") -> list[str]:
+def as_names(columns: object, what: str = "columns") -> list[str]:
     """Convert a column name or a list of column names to a list."""
     if isinstance(columns, str):
         return [columns]
@@ -577,7 +577,7 @@ def as_names(columns: Any, what: str = "columns") -> list[str]:
     return list(columns)
 
 
-def as_columns(columns: Any, what: str) -> list[str]:
+def as_columns(columns: object, what: str) -> list[str]:
     """Convert a column name or a list of distinct column names to a list."""
     names = as_names(columns, what)
     if len(set(names)) < len(names):

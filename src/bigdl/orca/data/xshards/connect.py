@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import cloudpickle
 
@@ -21,6 +21,7 @@ from bigdl.orca.cluster.spark_calls import one_row
 from bigdl.orca.cluster.versions import by_partition, frame_of_rows, to_arrow
 
 if TYPE_CHECKING:
+    from pyspark import RDD, StorageLevel
     from pyspark.sql import DataFrame
 
 Function = Callable[[int, Iterable], Iterable]
@@ -194,7 +195,7 @@ class ConnectShards:
 
     # -- persistence -------------------------------------------------------------------------------
 
-    def persist(self, level: Any) -> None:
+    def persist(self, level: StorageLevel) -> None:
         """Persist the elements when they are computed."""
         self._frame().persist(level)
         self.is_cached = True
@@ -205,7 +206,7 @@ class ConnectShards:
         self.is_cached = False
 
     @property
-    def ctx(self) -> Any:
+    def ctx(self) -> SimpleNamespace:
         """Object that reports whether the session is running, like a SparkContext."""
         session: Any = self._source.sparkSession
         return SimpleNamespace(_jsc=None if session.is_stopped else session)
@@ -258,7 +259,7 @@ class ConnectShards:
         return self._source_frame().mapInArrow(work, PIECES)
 
 
-def parallelize(elements: Sequence, number: int) -> Any:
+def parallelize(elements: Sequence, number: int) -> RDD:
     """Distribute local objects over `number` partitions of the active Spark session."""
     cluster = active_spark()
     if not isinstance(cluster, ConnectCluster):
@@ -268,10 +269,10 @@ def parallelize(elements: Sequence, number: int) -> Any:
         for index, element in enumerate(elements)
     )
     frame = by_partition(pieces_frame(cluster.spark, values), number, "target")
-    return ConnectShards(frame, (), number)
+    return cast("RDD", ConnectShards(frame, (), number))  # with the methods of an RDD
 
 
-def frame_of(tuples: Any, schema: str) -> DataFrame:
+def frame_of(tuples: Iterable[tuple] | ConnectShards, schema: str) -> DataFrame:
     """Convert tuples, local or in ConnectShards, to a DataFrame with a schema given as DDL text."""
     if isinstance(tuples, ConnectShards):
         return tuples.to_frame(schema)
@@ -279,6 +280,6 @@ def frame_of(tuples: Any, schema: str) -> DataFrame:
     return frame_of_rows(spark, tuples, schema)
 
 
-def rows_of(frame: DataFrame) -> Any:
+def rows_of(frame: DataFrame) -> RDD:
     """Return the rows of a DataFrame as an RDD or ConnectShards."""
-    return ConnectShards.of_rows(frame) if is_connect(frame) else frame.rdd
+    return cast("RDD", ConnectShards.of_rows(frame)) if is_connect(frame) else frame.rdd

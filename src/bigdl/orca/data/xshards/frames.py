@@ -115,7 +115,7 @@ def column_types(shard: Any) -> dict[Any, tuple[pa.DataType, bool]]:
 _EXACT = 2**53
 
 
-def _is_beyond_floats(column: Any, type_: pa.DataType) -> bool:
+def _is_beyond_floats(column: pd.Series, type_: pa.DataType) -> bool:
     if not pa.types.is_integer(type_):
         return False
     known = column.dropna()
@@ -168,7 +168,7 @@ def unified_types(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | No
     return known
 
 
-def _array_type(name: Any, column: Any):
+def _array_type(name: object, column: pd.Series):
     if column.dtype == object:
         type_ = _array(name, column).type
     else:
@@ -177,7 +177,7 @@ def _array_type(name: Any, column: Any):
     return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 
-def _array(name: object, column: Any):
+def _array(name: object, column: pd.Series):
     try:
         return pa.array(column, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):

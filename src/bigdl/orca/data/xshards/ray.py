@@ -98,7 +98,7 @@ class RayXShards(XShards):
 
     @staticmethod
     def from_partition_refs(
-        ip2part_id: dict[str, list[int]], part_id2ref: dict[int, Any], old_rdd: Any = None
+        ip2part_id: dict[str, list[int]], part_id2ref: dict[int, Any], old_rdd: object = None
     ) -> RayXShards:
         """Create RayXShards from references to objects in Ray's object store.
 
@@ -155,7 +155,7 @@ class RayXShards(XShards):
 
     # New ones -----------------------------------------------------------------------------------
 
-    def transform_shard(self, func: Callable, *args: Any) -> RayXShards:
+    def transform_shard(self, func: Callable, *args: object) -> RayXShards:
         """Return new XShards of ``func(shard, *args)`` for every shard.
 
         `func` receives the value of each :class:`~bigdl.orca.data.SharedValue` argument.
@@ -167,7 +167,7 @@ class RayXShards(XShards):
 
         return self.map_partitions(transform, *map(_to_ray_argument, args))
 
-    def map_partitions(self, func: Callable, *args: Any) -> RayXShards:
+    def map_partitions(self, func: Callable, *args: object) -> RayXShards:
         """Return new XShards of ``func(partition, *args)`` for each partition, a list of shards."""
         task: Any = ray.remote(func)
         return RayXShards([task.remote(each, *args) for each in self._references])
@@ -342,7 +342,7 @@ def _node_of_actors(actors) -> list[tuple[str, str]]:
     return [(node or "", addresses.get(node or "", "")) for node in nodes]
 
 
-def _to_ray_argument(argument: Any) -> Any:
+def _to_ray_argument(argument: object) -> object:
     """Move a Spark-held SharedValue into Ray's object store; return other arguments unchanged."""
     if isinstance(argument, SharedValue) and not isinstance(argument.broadcast_data, RayBroadcast):
         return ray.put(argument.value)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import Column, DataFrame
 
+    from bigdl.common.types import ColumnNames, Tensors
     from bigdl.orca.data.xshards.ray import RayXShards
 else:
     pd = LazyModule("pandas", "orca")
@@ -87,7 +88,7 @@ class XShards(ABC):
     _on_ray: ClassVar[Any] = None  # RayXShards, which imports this module
 
     @abstractmethod
-    def transform_shard(self, func: Callable, *args: Any) -> XShards:
+    def transform_shard(self, func: Callable, *args: object) -> XShards:
         """Return new XShards of ``func(shard, *args)`` for every shard."""
 
     @abstractmethod
@@ -139,7 +140,7 @@ class XShards(ABC):
         return SparkXShards(cluster.sc.pickleFile(path, minPartitions))
 
     @staticmethod
-    def partition(data: Any, num_shards: int | None = None) -> SparkXShards | RayXShards:
+    def partition(data: Tensors, num_shards: int | None = None) -> SparkXShards | RayXShards:
         """Split arrays into shards with nearly equal numbers of rows.
 
         They are on Ray in a program with ``runtime="ray"``, else on Spark.
@@ -183,7 +184,7 @@ class XShards(ABC):
         return (XShards._on_ray if is_alone() else SparkXShards)._from_shards(shards)
 
 
-def _count_rows(data: Any) -> int:
+def _count_rows(data: Tensors) -> int:
     """Return the common first dimension of all arrays in `data`."""
     arrays = list(arrays_of(data))
     for array in arrays:
@@ -238,7 +239,7 @@ class SharedValue:
     2    a     1
     """
 
-    def __init__(self, data: Any):
+    def __init__(self, data: object):
         # As bytes, because Spark's pickler does not support classes of __main__.
         self.broadcast_data = active_cluster().broadcaster.broadcast(cloudpickle.dumps(data))
         self._data: tuple[Any] | None = (data,)
@@ -489,7 +490,7 @@ class SparkXShards(XShards):
 
     # New ones ------------------------------------------------------------------------------------
 
-    def transform_shard(self, func: Callable, *args: Any) -> SparkXShards:
+    def transform_shard(self, func: Callable, *args: object) -> SparkXShards:
         """Return new XShards of ``func(shard, *args)`` for every shard.
 
         Parameters
@@ -511,12 +512,12 @@ class SparkXShards(XShards):
         [[10, 11], [12, 13]]
         """
 
-        def transform(shard: Any) -> Any:
+        def transform(shard: object) -> Any:
             return func(shard, *unwrap_shared_values(func, args))
 
         return self._derive(self.rdd.map(transform))
 
-    def __getitem__(self, key: Any) -> SparkXShards:
+    def __getitem__(self, key: object) -> SparkXShards:
         """Return lazy XShards of ``shard[key]``.
 
         Raises
@@ -693,7 +694,7 @@ class SparkXShards(XShards):
             raise UsageError(f"{message}, but the shards are {name}", code="data-type")
 
     def _columns(
-        self, names: Any, message: str = "There is no such column in the DataFrame"
+        self, names: ColumnNames, message: str = "There is no such column in the DataFrame"
     ) -> list:
         """Return `names` as a list, or raise UsageError if a column is missing."""
         self._require_frames()
@@ -954,8 +955,8 @@ class SparkXShards(XShards):
         self,
         frac: float,
         replace: bool = False,
-        weights: Any = None,
-        random_state: Any = None,
+        weights: str | Sequence[float] | None = None,
+        random_state: int | np.random.RandomState | None = None,
     ) -> SparkXShards:
         """Draw a random sample of each shard; see :meth:`pandas.DataFrame.sample`."""
         self._require_frames()
@@ -1006,7 +1007,7 @@ class SparkXShards(XShards):
         total = sum(each.reindex(columns).to_numpy() for each in counts)
         return pd.DataFrame({"col": columns, "total": total if counts else []})
 
-    def max_values(self, col_name: str) -> Any:
+    def max_values(self, col_name: str) -> float:
         """Return the maximum of a column, or NaN if it has no values."""
         self._columns(col_name)
         largest = collected(self.rdd.map(lambda frame: frame[col_name].dropna().max()))
@@ -1105,8 +1106,8 @@ class SparkXShards(XShards):
         self,
         frac: float,
         replace: bool = False,
-        weights: Any = None,
-        random_state: Any = None,
+        weights: str | Sequence[float] | None = None,
+        random_state: int | np.random.RandomState | None = None,
         axis: Literal[0, 1] = 0,
     ) -> pd.DataFrame:
         """Collect a random sample of each shard as one pandas frame in this process."""
@@ -1173,7 +1174,7 @@ def _equal(pairs: Iterable[tuple[str, str]]) -> Column:
     return reduce(and_, conditions, F.lit(True))
 
 
-def _aggregates(agg: Any, by: Sequence, names: list) -> list[tuple[Any, str]]:
+def _aggregates(agg: str | list | dict, by: Sequence, names: list) -> list[tuple[Any, str]]:
     """Return the pairs of column and function that the argument `agg` specifies."""
     if not isinstance(agg, str | list | dict):
         raise UsageError(

@@ -5,6 +5,8 @@ hyper-parameters of every step of a group are read from it before the group runs
 optimizer receive the state of the ranks for a checkpoint, a validation or a callback.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import logging
@@ -12,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -49,6 +51,9 @@ from bigdl.training.fit import (
 )
 from bigdl.training.state import dumps, loads
 from bigdl.training.timing import rank_numbers, rank_times
+
+if TYPE_CHECKING:
+    from bigdl.runtime.shards.feed import Feed
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -165,7 +170,7 @@ class DriverModel(ABC):
         """Return the program that holds the model and settings of the replicas."""
 
     @abstractmethod
-    def evaluation(self, feed: Any, sync: type[GradientSync]) -> Callable:
+    def evaluation(self, feed: Feed, sync: type[GradientSync]) -> Callable:
         """Return the program that evaluates weights on a feed."""
 
     @abstractmethod
@@ -671,7 +676,7 @@ def _row_widths(flat: FlatModel, optimizer: Any, compression: str) -> tuple[int,
     return widths if keeps_zeros and optimizer.updates_rows(widths) else ()
 
 
-def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = "") -> None:
+def check_hooks(callback: object, base: type, hooks: Sequence[str], refused: str = "") -> None:
     """Raise an error for a callback with step hooks.
 
     Parameters

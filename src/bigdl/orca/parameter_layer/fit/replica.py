@@ -3,13 +3,15 @@
 :class:`ParameterLayerReplica` runs on the ranks; the driver has a separate :class:`FlatModel`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -18,6 +20,12 @@ from bigdl.orca.parameter_layer.plan import FlatLayout, LayerStep
 from bigdl.orca.parameter_layer.rank import Contribution, changed
 from bigdl.training.batches import BatchSource, Pass, TensorShard
 from bigdl.training.state import seed_everything
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.common.types import Tensors
+    from bigdl.runtime.shards.shard import Shard
 
 
 class FlatModel:
@@ -83,7 +91,7 @@ class FlatModel:
             self._assign(variable, np.reshape(array, tuple(variable.shape)))
 
     def flat_gradient(
-        self, gradients: Sequence["np.ndarray | TouchedRows | None"]
+        self, gradients: Sequence[np.ndarray | TouchedRows | None]
     ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """Return the gradients of all trained weights as one vector; a missing gradient is 0.
 
@@ -128,7 +136,7 @@ class TouchedRows:
     values: np.ndarray
 
     @classmethod
-    def of(cls, gradient: Any) -> "TouchedRows":
+    def of(cls, gradient: torch.Tensor) -> TouchedRows:
         """Convert a sparse torch tensor to touched rows."""
         summed = gradient.coalesce()
         return cls(summed.indices()[0].numpy(), summed.values().numpy())
@@ -191,13 +199,13 @@ class ParameterLayerReplica(ABC):
 
     @abstractmethod
     def _open(
-        self, program: Any, weights: bytes, shard: Any
+        self, program: Any, weights: bytes, shard: Shard
     ) -> tuple[BatchSource, FlatModel | None]:
         """Build the model; return its batch source and flat model (None if there are no rows)."""
 
     @abstractmethod
     def _gradient(
-        self, batch: Any, rows: int, step: LayerStep, began: float
+        self, batch: Tensors, rows: int, step: LayerStep, began: float
     ) -> tuple[list[np.ndarray | TouchedRows | None], float, dict]:
         """Compute the gradient of a batch.
 
@@ -215,7 +223,7 @@ class ParameterLayerReplica(ABC):
             Gradient of every trained weight, divisor of the loss, and metrics.
         """
 
-    def _batch(self, step: LayerStep, start: int, stop: int) -> Any:
+    def _batch(self, step: LayerStep, start: int, stop: int) -> Tensors:
         """Return the rows `start`...`stop` of a step's epoch as a model batch."""
         settings, data = self._settings, self._data
         if step.epoch != self._order[0]:
