@@ -222,7 +222,7 @@ class FitReport:
             page.add_text(sentence, "note")
         if entries or self.earlier:
             page.add_heading("Metrics")
-            page.add_html(FitChart([*self.earlier, *entries])._repr_html_())
+            page.add_html(FitChart([*map(dict, self.earlier), *entries])._repr_html_())
         else:
             page.add_text("No epoch has ended yet.")
         if journal.began_at:
@@ -315,7 +315,7 @@ class LiveReport:
         if in_notebook():
             from IPython.display import display
 
-            self._handle = display(self._report, display_id=True)
+            self._handle = display(self._report, display_id=True)  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
         """Write the report unless the last one is less than a second old; log a failed write."""

@@ -320,8 +320,8 @@ def read_ranges(
             ):
                 if columns.query is not None:
                     arrays = _columns_of(batch, columns, sources, dict(file.constants))
-                    named = dict(zip((each.name for each in columns.fields), arrays, strict=True))
-                    named = columns.query.rows(named)
+                    fields = (each.name for each in columns.fields)
+                    named = columns.query.rows(dict(zip(fields, arrays, strict=True)))
                     count = rows_of(named)
                     low, high = max(rows.start - row, 0), min(rows.stop - row, count)
                     if low < high:

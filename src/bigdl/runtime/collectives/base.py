@@ -19,7 +19,7 @@ import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.buckets import (
@@ -60,7 +60,7 @@ def _timed(
             self.collective_s += time.perf_counter() - started
             self._is_in_collective = False
 
-    return wrapper
+    return cast("Callable[Concatenate[GradientSync, P], T]", wrapper)
 
 
 class GradientSync(ABC):
