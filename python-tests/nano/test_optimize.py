@@ -187,6 +187,15 @@ def test_charts_are_valid(optimizer, tmp_path):
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+def test_a_report_has_all_methods_and_their_durations(optimizer, tmp_path):
+    page = optimizer.report(tmp_path / "methods.html")
+    text = (tmp_path / "methods.html").read_text()
+    assert page._repr_html_() in text
+    assert "Best by latency" in text
+    assert all(f"<td>{name}</td>" in text for name in optimizer.optimized_model_dict)
+    assert not re.search(r"(src|href)=", text)  # no other file
+
+
 def test_a_chart_in_an_unknown_form_is_refused(optimizer, tmp_path):
     with refused("path-unusable"):
         optimizer.plot(tmp_path / "chart.nonsense")

@@ -280,6 +280,15 @@ def test_charts_are_drawn(fitted, tmp_path):
     assert all(name in drawn for name in ("lr", "units", "mse"))
 
 
+def test_a_report_has_the_best_trial_and_all_trials(fitted, tmp_path):
+    page = fitted.report(tmp_path / "search.html")
+    text = (tmp_path / "search.html").read_text()
+    assert page._repr_html_() in text
+    assert f"Best: trial {fitted.trials()['mse'].idxmin()}" in text
+    assert text.count("<svg") == 2
+    assert all(f"trial {number}" in text for number in fitted.trials().index)
+
+
 def events(folder):
     """Yield tags and values of the event files in a folder."""
     event_pb2 = pytest.importorskip("tensorboard.compat.proto.event_pb2")

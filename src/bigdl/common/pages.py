@@ -118,6 +118,8 @@ class Page:
         """Return the page as HTML for a notebook, which inherits the colours of the notebook."""
         return f"<style>{_STYLE}</style><div class='bigdl-page'>{''.join(self._parts)}</div>"
 
+    _repr_html_ = fragment
+
     def html(self, refresh_s: int = 0) -> str:
         """Return the page as a document.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.common.pages import Page
 from bigdl.common.private_folders import private_root
 from bigdl.common.program_state import preserve_rng_state, preserve_start_method
 from bigdl.orca.automl.model.data import trial_data
@@ -27,6 +28,7 @@ from bigdl.orca.automl.records import TrialRecords
 from bigdl.orca.automl.results import (
     draw_history,
     draw_parallel_coordinates,
+    report_page,
     write_leaderboard,
 )
 from bigdl.orca.automl.search import (
@@ -449,6 +451,29 @@ class AutoEstimator:
             ``"lost"`` if the trial was interrupted or killed and another trial repeats it.
         """
         return self._fitted().table()
+
+    def report(self, path: str | Path | None = None) -> Page:
+        """Report the best trial, charts, the duration of each trial, and all trials.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            HTML file to write the report to. It needs no other file.
+
+        Returns
+        -------
+        bigdl.common.pages.Page
+            Page that a notebook displays.
+
+        Raises
+        ------
+        UsageError
+            If :meth:`fit` was not called, or the file cannot be written.
+        """
+        page = report_page(self._fitted())
+        if path is not None:
+            page.write(path)
+        return page
 
     def plot_history(self, path: str | Path) -> None:
         """Draw each trial's metric per epoch.

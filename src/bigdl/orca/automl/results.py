@@ -11,6 +11,7 @@ from typing import Any
 
 from bigdl.common.drawing import AxisScale, Chart
 from bigdl.common.errors import MissingExtraError
+from bigdl.common.pages import Page
 from bigdl.orca.automl.records import TrialRecords
 
 logger = logging.getLogger("bigdl.orca")
@@ -35,6 +36,40 @@ def draw_history(records: TrialRecords, path: Path) -> None:
     UsageError
         If the file cannot be written.
     """
+    _history_chart(records).write(path, "Metric per epoch", records.table().to_string())
+
+
+def report_page(records: TrialRecords) -> Page:
+    """Return a page with the best trial, charts, the duration of each trial and all trials.
+
+    Parameters
+    ----------
+    records : TrialRecords
+    """
+    table, names = records.table(), records.goal.names
+    page = Page("Hyperparameter search")
+    counts = table["status"].value_counts()
+    page.add_text(" · ".join(f"{count} trials {status}" for status, count in counts.items()))
+    if ranked := records.ranked():
+        best = ranked[0]
+        values = zip(names, records.best_metrics(best), strict=True)
+        page.add_heading(f"Best: trial {best.number}")
+        page.add_table((), [*values, *records.json_config(best).items()])
+        page.add_heading("Metric per epoch")
+        page.add_html(_history_chart(records).svg())
+        page.add_heading("Parameter values and metrics")
+        page.add_html(_parameters_chart(records).svg())
+    seconds = table["seconds"].fillna(0.0)
+    if seconds.sum():
+        page.add_heading("Time of the trials")
+        page.add_bars({"": {f"trial {number}": float(s) for number, s in seconds.items()}})
+    page.add_heading("Trials")
+    shown = table.reset_index().astype(object).where(table.reset_index().notna(), "")
+    page.add_table([str(name) for name in shown.columns], shown.itertuples(index=False))
+    return page
+
+
+def _history_chart(records: TrialRecords) -> Chart:
     ranked = records.ranked()
     lines = [sorted(t.intermediate_values.items()) for t in ranked]
     for trial, line in zip(ranked, lines, strict=True):
@@ -50,7 +85,8 @@ def draw_history(records: TrialRecords, path: Path) -> None:
     chart.text("epoch", _WIDTH - _RIGHT, _HEIGHT - 10, "end")
     titles = [f"trial {trial.number}: {records.json_config(trial)}" for trial in ranked]
     points = [[(across(epoch), up(value)) for epoch, value in line] for line in lines]
-    _write(records, path, "Metric per epoch", chart, points, titles)
+    _add_lines(chart, points, titles)
+    return chart
 
 
 def draw_parallel_coordinates(records: TrialRecords, path: Path) -> None:
@@ -68,6 +104,11 @@ def draw_parallel_coordinates(records: TrialRecords, path: Path) -> None:
     UsageError
         If the file cannot be written.
     """
+    chart = _parameters_chart(records)
+    chart.write(path, "Parameter values and metrics of trials", records.table().to_string())
+
+
+def _parameters_chart(records: TrialRecords) -> Chart:
     ranked = records.ranked()
     configs = [records.json_config(trial) for trial in ranked]
     paths = [path for path in configs[0] if all(path in config for config in configs)]
@@ -84,7 +125,8 @@ def draw_parallel_coordinates(records: TrialRecords, path: Path) -> None:
         for line, height in zip(points, heights, strict=True):
             line.append((x, height))
     titles = [f"trial {trial.number}" for trial in ranked]
-    _write(records, path, "Parameter values and metrics of trials", chart, points, titles)
+    _add_lines(chart, points, titles)
+    return chart
 
 
 def _axis(values: list[Any]) -> tuple[list[float], list[tuple[str, float]]]:
@@ -108,20 +150,12 @@ def _draw_axis(chart: Chart, x: float, name: str, tick_labels: list[tuple[str, f
         chart.text(label, x - 6, y + 4, "end")
 
 
-def _write(
-    records: TrialRecords,
-    path: Path,
-    title: str,
-    chart: Chart,
-    lines: list[list[tuple[float, float]]],
-    titles: list[str],
-) -> None:
-    """Add one line per trial, with the best trial first, and write the chart to a file."""
+def _add_lines(chart: Chart, lines: list[list[tuple[float, float]]], titles: list[str]) -> None:
+    """Add one line per trial, with the best trial first."""
     best, *others = zip(lines, titles, strict=True)
     for line, name in reversed(others):
         chart.line(line, _OTHER, dots=2.5, title=name)
     chart.line(best[0], _BEST, 2.5, dots=2.5, title=best[1])
-    chart.write(path, title, records.table().to_string())
 
 
 # TensorBoard -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from bigdl.common.errors import UsageError, as_usage_error
+from bigdl.common.pages import Page
 from bigdl.common.placeholders import resolve_placeholder
 from bigdl.common.trust import UntrustedFileError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal, AccuracyOptions
@@ -29,9 +30,17 @@ from bigdl.nano.acceleration.method import (
     find_method,
     options_from_keywords,
 )
-from bigdl.nano.acceleration.precision import PRECISIONS
+from bigdl.nano.acceleration.precision import PRECISIONS, Precision
 from bigdl.nano.acceleration.search.isolation import search
-from bigdl.nano.acceleration.search.results import Cache, Results, choose, fits, render, write_chart
+from bigdl.nano.acceleration.search.results import (
+    Cache,
+    Results,
+    choose,
+    fits,
+    render,
+    report_page,
+    write_chart,
+)
 from bigdl.nano.acceleration.search.trial import (
     ACCELERATORS,
     Bench,
@@ -240,8 +249,35 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         UsageError
             If :meth:`optimize` was not called, or the file cannot be written.
         """
-        precisions = {name: method.precision for name, method in self._methods.items()}
-        write_chart(self._searched("optimization result", "plot"), Path(path), precisions)
+        write_chart(self._searched("optimization result", "plot"), Path(path), self._precisions())
+
+    def report(self, path: StrPath | None = None) -> Page:
+        """Report the best method, all tried methods, their durations and the reasons of failures.
+
+        Parameters
+        ----------
+        path : str or path, optional
+            HTML file to write the report to. It needs no other file.
+
+        Returns
+        -------
+        bigdl.common.pages.Page
+            Page that a notebook displays.
+
+        Raises
+        ------
+        UsageError
+            If :meth:`optimize` was not called, or the file cannot be written.
+        """
+        results = self._searched("optimization result", "report")
+        page = report_page(results, self._precisions())
+        if path is not None:
+            page.write(path)
+        return page
+
+    def _precisions(self) -> dict[str, Precision]:
+        """Return the precision of each method."""
+        return {name: method.precision for name, method in self._methods.items()}
 
     @property
     def optimized_model_dict(self) -> Mapping[str, Mapping[str, Any]]:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 from bigdl.common.checks import check_number
 from bigdl.common.drawing import GRID, AxisScale, Chart
 from bigdl.common.errors import UsageError, as_usage_error, require
+from bigdl.common.pages import Page
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.median_interval import MedianInterval
 from bigdl.nano.acceleration.method import ORIGINAL, Method
@@ -326,10 +327,46 @@ def write_chart(results: Results, path: Path, precisions: Mapping[str, Precision
     UsageError
         If the file cannot be written, or not in this format.
     """
+    chart = _chart_of(results, precisions)
+    chart.write(path, "Methods by latency and accuracy", render(results))
+
+
+def _chart_of(results: Results, precisions: Mapping[str, Precision]) -> Chart:
     trials = [trial for trial in results.values() if trial.usable]
     scored = results.scored and all(math.isfinite(trial.accuracy or 0.0) for trial in trials)
-    chart = (_by_accuracy if scored else _in_rows)(trials, precisions)
-    chart.write(path, "Methods by latency and accuracy", render(results))
+    return (_by_accuracy if scored else _in_rows)(trials, precisions)
+
+
+def report_page(results: Results, precisions: Mapping[str, Precision]) -> Page:
+    """Return a page with the best method, a chart, durations, all methods, and their failures.
+
+    Parameters
+    ----------
+    results : Results
+    precisions : mapping of str to Precision
+        Precision of each method, which selects the colour.
+    """
+    page = Page("Acceleration methods")
+    best, equal = results.ranking(list(results))
+    if best is not None:
+        trial = results[best]
+        text = f"Best by {results.objective}: {best}, {_title(trial).split(': ')[1]}"
+        page.add_text(text + (f", accuracy {trial.accuracy:.5g}" if results.scored else ""))
+        if equal:
+            page.add_text(f"Not significantly slower: {', '.join(equal)}")
+        page.add_heading("Usable methods")
+        page.add_html(_chart_of(results, precisions).svg())
+    page.add_heading("Time of the search, by method")
+    page.add_bars({"": {trial.method: trial.seconds or 0.0 for trial in results.values()}})
+    page.add_heading("All methods")
+    columns = _COLUMNS | _OF_OBJECTIVES[results.objective]
+    rows = []
+    for trial in results.values():
+        values = [(getattr(trial, name), form) for _, name, form in columns.values()]
+        cells = ["" if value is None else form.format(value) for value, form in values]
+        rows.append([*cells, trial.reason or ""])
+    page.add_table([*columns, "reason"], rows)
+    return page
 
 
 def _by_accuracy(trials, precisions: Mapping[str, Precision]) -> Chart:
