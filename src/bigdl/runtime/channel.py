@@ -17,7 +17,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,10 @@ class Connection:
     def delete(self, key: str) -> bool:
         """Delete a value; return False if it did not exist."""
         return bool(self._request(["delete", key])[0])
+
+    def call(self, name: str, body: bytes) -> bytes:
+        """Call a function that the driver registered, and return its result."""
+        return self._request(["call", name], body)[1]
 
     def set_on_disconnect(self, key: str) -> None:
         """Register a key that the server sets when this connection ends for any reason."""
@@ -392,6 +397,32 @@ class AttemptChannel:
     def set_on_disconnect(self, key: str) -> None:
         """Register a key that is set when this worker's connection ends."""
         self.store.set_on_disconnect(self._prefix + key)
+
+    def call(self, name: str, request: object) -> Any:
+        """Call a function of the driver with a JSON-able request; return its JSON-able result."""
+        return json.loads(self.store.call(self._prefix + name, json.dumps(request).encode()))
+
+    def answer_calls(self, name: str, function: Callable[[Any], Any], executor: Executor) -> None:
+        """Let workers call a function of this process, which must not raise.
+
+        Parameters
+        ----------
+        name : str
+        function : callable
+            Takes and returns JSON-able values.
+        executor : concurrent.futures.Executor
+            Threads in which it runs.
+        """
+
+        def answer(body: bytes) -> bytes:
+            return json.dumps(function(json.loads(body))).encode()
+
+        self.store.register_function(self._prefix + name, answer, executor)
+
+    def when(self, key: str, wake: Callable[[], object]) -> None:
+        """Call `wake` once when a key exists, in an arbitrary thread; it must not block."""
+        if self.store.register_waiter([self._prefix + key], wake) is None:
+            wake()
 
     def delete(self, key: str) -> None:
         """Delete a key of this attempt."""

@@ -29,6 +29,7 @@ import sys
 import sysconfig
 from abc import ABC
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from bigdl.common.checks import check_integer, check_number
@@ -74,6 +75,9 @@ def user_import_path() -> list[str]:
 class OpenJob(Protocol):
     """Protocol of a job with a prepared input; see :class:`bigdl.runtime.jobs.Job`."""
 
+    channel: Any
+    spec: Any
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
@@ -83,6 +87,8 @@ class OpenJob(Protocol):
         options: dict[str, Any] | None = None,
         state: bytes | None = None,
         on_event: Callable[[str, Any], None] | None = None,
+        *,
+        before: Callable[[Any], None] | None = None,
     ) -> list[Any]: ...
 
     def close(self) -> None: ...
@@ -183,6 +189,49 @@ class Engine(ABC):
             threads = max(1, self.cluster.cores_per_node // per_node)
         check_integer("threads", threads, 1)
         return self._job_class(self, fn, feed, num_workers, threads, keep_spools)
+
+    def open_independent(
+        self, fn: Callable[..., Any], num_workers: int, *, threads: int = 1
+    ) -> OpenJob:
+        """Return a job whose workers do not depend on each other.
+
+        Such workers never wait for each other and need not run at the same time. The loss of a
+        worker does not end the others, and the cluster may replace it: the new worker has a rank
+        of at least `num_workers`. An attempt ends when all workers have ended, also lost ones, and
+        returns no results. Its ``on_event`` is also called with ``("poll", None)`` until then.
+
+        Parameters
+        ----------
+        fn : callable
+            See :meth:`run`.
+        num_workers : int
+            Maximum number of concurrent workers.
+        threads : int
+            Threads and cores of each worker; see :meth:`capacity`.
+        """
+        check_integer("num_workers", num_workers, 1)
+        job = self._job_class(self, fn, None, num_workers, threads, False)
+        job.spec = replace(job.spec, is_independent=True, by_host=False)
+        return job
+
+    def capacity(self, threads: int) -> int | None:
+        """Return the number of workers with `threads` cores that the cluster can run, or None.
+
+        None means that the cluster adds nodes without a limit.
+
+        Raises
+        ------
+        UsageError
+            If no node has as many cores.
+        """
+        per_node = self.cluster.cores_per_node // threads
+        if not per_node:
+            raise UsageError(
+                f"A worker needs {threads} cores, but the nodes have "
+                f"{self.cluster.cores_per_node}; ask for fewer cores",
+                code="resource-limit",
+            )
+        return self.cluster.nodes * per_node
 
     def _slots(self, num_workers: int) -> int:
         """Return the number of workers that can run concurrently."""

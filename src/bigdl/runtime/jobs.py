@@ -358,6 +358,8 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         options: dict[str, Any] | None = None,
         state: bytes | None = None,
         on_event: OnEvent | None = None,
+        *,
+        before: Callable[[AttemptChannel], None] | None = None,
     ) -> list[Any]:
         """Run the program once on all workers and return their results.
 
@@ -370,7 +372,9 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         on_event : callable, optional
             ``on_event(event, value)`` is called on the driver, in the calling thread, with
             ``("progress", dict)``, and with ``("message", (dict, bytes))`` for each message of
-            ``worker.send``.
+            ``worker.send``; for independent workers also with ``("poll", None)``.
+        before : callable, optional
+            Called with the attempt's channel before the workers start.
 
         Returns
         -------
@@ -383,6 +387,8 @@ class Job(contextlib.AbstractContextManager[Any, None]):
             channel.set_json("options", options or {})
             if state is not None:
                 channel.put_bytes("state", state)
+            if before is not None:
+                before(channel)
             results = self._attempt(channel, on_event, options or {}, state)
             if results is not None:
                 return results
@@ -432,6 +438,28 @@ class Job(contextlib.AbstractContextManager[Any, None]):
             )
             for rank in ranks
         ]
+
+    def _polls(self, watch: AttemptMonitor, on_event: OnEvent | None) -> Callable[[], None]:
+        """Return the function to call repeatedly until the attempt's workers have ended."""
+        poll = self._poll(watch)
+        if on_event is None or not self.spec.is_independent:
+            return poll
+
+        def both() -> None:
+            poll()
+            on_event("poll", None)
+
+        return both
+
+    def _poll(self, watch: AttemptMonitor) -> Callable[[], None]:
+        """Return the function that checks the running workers."""
+        return watch.poll
+
+    def _end_independent(self, watch: AttemptMonitor) -> None:
+        """Process the last messages of independent workers; raise the first reported error."""
+        watch.poll(final=True)
+        if watch.first_error is not None:
+            raise user_error(watch.first_error) from None
 
     def _spools_of(self, channel: AttemptChannel) -> dict[int, dict[str, Any]]:
         """Return the spools that the workers of one attempt wrote, by rank."""
@@ -483,6 +511,7 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
         self._running = {call: task_index for task_index, call in enumerate(calls)}
         self.outcomes: dict[int, tuple[int, str, str]] = {}
         self.lost: dict[int, BaseException] = {}
+        self.are_independent = False
 
     def __exit__(self, *_: object) -> None:
         self.cancel()
@@ -493,7 +522,7 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
             lost_at = None
             while self._running:
                 self._take()
-                if self.lost and lost_at is None:
+                if self.lost and lost_at is None and not self.are_independent:
                     lost_at = time.monotonic()
                 if lost_at is not None and time.monotonic() - lost_at > LOSS_NOTICE_S:
                     self._stop(OTHER_LOST)
@@ -538,16 +567,19 @@ class CalledJob(Job):
     def _calls(self, channel: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:
         """Return a context manager that starts an attempt's workers and yields their calls."""
 
-    def _poll(self, watch: AttemptMonitor) -> Callable[[], None]:
-        """Return the function to call repeatedly until all calls have ended."""
-        return watch.poll
-
     def _attempt(
         self, channel: AttemptChannel, on_event: OnEvent | None, *ignored: Any
     ) -> list[Any] | None:
         with interruptible(), self._calls(channel) as calls:
             watch = AttemptMonitor(channel, calls.cancel, on_event)
-            calls.run(self._poll(watch))
+            calls.are_independent = self.spec.is_independent
+            calls.run(self._polls(watch, on_event))
+        if self.spec.is_independent:
+            self._end_independent(watch)
+            if any(outcome == "unreachable" for _, outcome, _ in calls.outcomes.values()):
+                outcomes = {outcome: detail for _, outcome, detail in calls.outcomes.values()}
+                raise self._failure(channel, calls, outcomes)
+            return []
         results = self._answers(channel, watch)
         if results is not None:
             return results

@@ -30,6 +30,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any, cast
 
 from bigdl.common.errors import UsageError
@@ -204,6 +205,7 @@ class KeyValueStore:
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, set[KeyWaiter]] = {}  # by missing key
         self._lock = threading.Lock()
+        self._functions: dict[str, tuple[Callable[[bytes], bytes], Executor]] = {}
 
     def set(self, key: str, value: bytes) -> None:
         """Set a value and wake its waiters."""
@@ -289,6 +291,29 @@ class KeyValueStore:
         """Delete a value; return False if it did not exist."""
         with self._lock:
             return self._values.pop(key, None) is not None
+
+    def register_function(
+        self, name: str, function: Callable[[bytes], bytes], executor: Executor
+    ) -> None:
+        """Register a function that clients call; it runs in `executor` and must not raise."""
+        with self._lock:
+            self._functions[name] = function, executor
+
+    def call(self, name: str, body: bytes) -> bytes:
+        """Call a registered function and return its result."""
+        return self.submit(name, body).result()
+
+    def submit(self, name: str, body: bytes) -> Future[bytes]:
+        """Submit a call of a registered function to its executor.
+
+        Raises
+        ------
+        LookupError
+            If no function has this name.
+        """
+        with self._lock:
+            function, executor = self._functions[name]
+        return executor.submit(function, body)
 
     def register_waiter(self, keys: Sequence[str], wake: Callable[[], object]) -> KeyWaiter | None:
         """Register `wake` to run when all `keys` exist; return None if they already do."""
@@ -516,6 +541,8 @@ class KeyValueServer:
                 return store.add(key, by), b""
             case "delete", [str(key)]:
                 return store.delete(key), b""
+            case "call", [str(name)]:
+                return None, await asyncio.wrap_future(store.submit(name, body))
             case "swap", [str(key), int(length)]:
                 return None, store.swap(key, body[:length], body[length:])
         raise ValueError(f"unknown request: {verb}")

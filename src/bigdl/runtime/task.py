@@ -237,6 +237,9 @@ class TaskSpec:
         Options and state from the driver, if there is no channel.
     keep_spools : bool
         Whether further attempts may follow a successful one.
+    is_independent : bool
+        Whether workers do not depend on each other, see
+        :meth:`~bigdl.runtime.engine.Engine.open_independent`.
     """
 
     address: Address | None
@@ -260,6 +263,7 @@ class TaskSpec:
     by_host: bool = False
     certificate: Certificate | None = field(default=None, repr=False)
     are_collectives_clear: bool = False
+    is_independent: bool = False
 
 
 def execute(
@@ -292,9 +296,20 @@ def execute(
     with task_environment(spec):
         address = cast("Address", spec.address)
         channel = address.connect(attempt)
-        if channel.count(f"enter/{task_index}", 1) > 1:
-            return task_index, await_first(channel, task_index), "The cluster ran this task again"
-        channel.set_on_disconnect(f"gone/{task_index}")
+        entries = channel.count(f"enter/{task_index}", 1)
+        if spec.is_independent:  # each run of the task is another worker
+            *earlier, task_index = range(task_index, entries * spec.world_size, spec.world_size)
+            channel.set_on_disconnect(f"gone/{task_index}")
+            outcome = await_first(channel, *earlier) if earlier else "void"
+            if outcome == "copy" or channel.has("abort"):
+                return task_index, outcome, "The task has ended already"
+        else:
+            if entries > 1:
+                outcome = await_first(channel, task_index)
+                if outcome == "void":
+                    channel.count("failed", 1)  # no worker shall wait for this task
+                return task_index, outcome, "The cluster ran this task again"
+            channel.set_on_disconnect(f"gone/{task_index}")
         with capture_output(spec.log_to_driver, spec.drops_output) as log:
             task = Task(spec, task_index, local_dir, channel, address, ChannelConnection(channel))
             watcher = HeartbeatThread(address.connect(attempt), task_index, task.worker, log)
@@ -307,17 +322,18 @@ def execute(
                     channel.set(f"left/{task_index}", "")
 
 
-def await_first(channel: AttemptChannel, task_index: int) -> str:
-    """Wait until the first run of a task ends; return the outcome of the repeated run.
+def await_first(channel: AttemptChannel, *task_indices: int) -> str:
+    """Wait until all earlier runs of a task have ended; return the outcome of the repeated run.
 
-    If the first run is active, the cluster runs this one speculatively. It must not finish first:
+    If an earlier run is active, the cluster runs this one speculatively. It must not finish first:
     the cluster would take its outcome and kill the first run.
     """
-    while not channel.has(f"left/{task_index}"):
-        if channel.has(f"gone/{task_index}", seconds=0.5):
-            channel.count("failed", 1)  # no worker shall wait for this task
+    while True:
+        are_gone = channel.has(*(f"gone/{index}" for index in task_indices), seconds=0.5)
+        if any(channel.has(f"left/{index}") for index in task_indices):
+            return "copy"
+        if are_gone:
             return "void"
-    return "copy"
 
 
 @contextlib.contextmanager
@@ -417,7 +433,8 @@ class Task:
         import cloudpickle
 
         spec, channel, worker = self._spec, self._channel, self.worker
-        wanted: Sequence[int] = range(spec.world_size)  # unless spools require other ranks
+        # unless spools require other ranks; independent workers may have higher ones
+        wanted: Sequence[int] = range(max(spec.world_size, self._task_index + 1))
         if spec.by_host and spec.world_size > 1:
             hosts = channel.all_gather("host", self._task_index, worker.host, spec.world_size)
             wanted = ranks_by_host(hosts)

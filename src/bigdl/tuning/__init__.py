@@ -10,6 +10,7 @@ this package.
 """
 
 from bigdl.common.dropped import explain_imports
+from bigdl.tuning.distributed import SparkStudy, optimize
 from bigdl.tuning.runner import run_trials
 from bigdl.tuning.study import (
     PrunerType,
@@ -23,9 +24,11 @@ from bigdl.tuning.study import (
 __all__ = [
     "PrunerType",
     "SamplerType",
+    "SparkStudy",
     "create_pruner",
     "create_sampler",
     "open_study",
+    "optimize",
     "run_trials",
     "trial_table",
 ]

@@ -9,6 +9,7 @@ reach it, which is tried once per session, and otherwise to rank 0.
 import contextlib
 import logging
 import time
+from typing import Any
 
 import cloudpickle
 
@@ -176,20 +177,25 @@ class ConnectJob(SparkJob):
             return self._planned(self.spec)
         return self._empty().mapInArrow(self._task(self._next_spec()), ROWS, barrier=True)
 
+    def _independent_stage(self):
+        task = self._task(self.spec, is_barrier=False)
+        return self._empty().mapInArrow(task, ROWS, **self._task_cores(self.spec.threads))
+
     def _planned(self, spec):
         frame = self._input_plan.frame
         source = self._empty() if frame is None else frame
         return source.mapInArrow(self._task(spec), ROWS, barrier=True)
 
-    def _task(self, spec):
-        return _task(self._cluster.broadcast(cloudpickle.dumps(spec)), self._attempts)
+    def _task(self, spec, *, is_barrier=True):
+        packed = self._cluster.broadcast(cloudpickle.dumps(spec))
+        return _task(packed, self._attempts, is_barrier=is_barrier)
 
 
-def _task(packed: ConnectBytes, attempt: int):
+def _task(packed: ConnectBytes, attempt: int, *, is_barrier: bool):
     def task(batches):
-        from pyspark import BarrierTaskContext
+        from pyspark import BarrierTaskContext, TaskContext
 
-        context = BarrierTaskContext.get()
+        context: Any = (BarrierTaskContext if is_barrier else TaskContext).get()
         yield from run_task(cloudpickle.loads(packed.value), context, attempt, batches)
 
     return task

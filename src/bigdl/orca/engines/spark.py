@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import time
 from collections.abc import Iterable, Iterator
@@ -143,6 +144,16 @@ class SparkEngine(Engine):
         # with dynamic allocation the first workers read while others wait for executors
         return not (self.cluster.is_local or self.cluster.dynamic_allocation)
 
+    def capacity(self, threads: int) -> int | None:
+        """Return the number of workers with `threads` cores, None with unlimited allocation."""
+        cluster = self.cluster
+        if threads % cluster.threads_per_task and threads < cluster.threads_per_task:
+            threads = cluster.threads_per_task
+        number = super().capacity(threads)
+        if cluster.dynamic_allocation and cluster.most_executors is None:
+            return None
+        return number
+
     @property
     def is_driver_reachable(self) -> bool:
         """True if workers connect to the driver, which is assumed until a connection fails."""
@@ -225,6 +236,8 @@ class SparkJob(Job):
         return super()._open_channel()
 
     def _attempt(self, channel, on_event, options, state):
+        if self.spec.is_independent:
+            return self._attempt_independent(channel, on_event)
         stage = self._stage
         if not self._engine.is_driver_reachable:
             spec = replace(self.spec, address=None, options=options, state=state)
@@ -268,9 +281,37 @@ class SparkJob(Job):
             return None
         raise cause from None
 
-    def _poll(self, watch):
-        """Return the function that is called repeatedly until the stage has ended."""
-        return watch.poll
+    def _attempt_independent(self, channel, on_event):
+        """Run the workers as ordinary tasks, which Spark repeats if they are lost.
+
+        Pending tasks make dynamic allocation add executors.
+        """
+
+        def collect():
+            with self._engine.cluster.quiet():
+                self._rows(self._independent_stage)
+
+        call = SparkCall(self._engine.cluster.job_owner, collect)
+        watch = AttemptMonitor(channel, call.cancel, on_event)
+        failure = None
+        try:
+            call.wait(self._polls(watch, on_event), lambda: request_stop(channel, BY_DRIVER))
+        except Exception as error:
+            if not call.future.done() or call.future.exception() is not error:  # of `on_event`
+                raise
+            failure = error
+        self._end_independent(watch)
+        if failure is not None and not channel.has("abort"):
+            gone = unfinished(channel, self.num_workers)
+            cause = job_error(failure, gone, self._engine.cluster.is_kubernetes)
+            if not isinstance(cause, WorkerLost):
+                raise cause from None
+            logger.info("%s", cause)
+        return []
+
+    def _independent_stage(self):
+        source = self._empty()
+        return self._mapped(source, self.spec)
 
     def _rows(self, stage):
         """Run a stage and return its rows, see :data:`ROWS`."""
@@ -328,8 +369,18 @@ class SparkJob(Job):
         return {**self._input_plan.settings, **all_tasks_settings(self._spark)}
 
     def _mapped(self, frame, spec):
-        is_barrier = not self._is_dynamic
-        return frame.mapInArrow(stage_task(spec, is_barrier=is_barrier), ROWS, barrier=is_barrier)
+        is_barrier = not (self._is_dynamic or spec.is_independent)
+        task = stage_task(spec, is_barrier=is_barrier)
+        if spec.is_independent:
+            return frame.mapInArrow(task, ROWS, **self._task_cores(spec.threads))
+        return frame.mapInArrow(task, ROWS, barrier=is_barrier)
+
+    def _task_cores(self, cores):
+        """Return the keywords of ``mapInArrow`` that give each task `cores` cores."""
+        cluster = self._engine.cluster
+        if cluster.is_local or cores == cluster.threads_per_task:
+            return {}
+        return task_cores(cores)
 
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
@@ -350,6 +401,28 @@ class SparkJob(Job):
             raise worker_lost(gone, *PROCESS_ENDED)
         no_result = "it returned no result", "they returned no result"
         raise worker_lost(gone, *(details[:1] or no_result))
+
+
+def task_cores(cores: int) -> dict[str, Any]:
+    """Return the keywords of ``mapInArrow`` that give each task of the stage `cores` cores.
+
+    Raises
+    ------
+    UsageError
+        If this Spark cannot do so.
+    """
+    from pyspark.sql import DataFrame
+
+    if "profile" not in inspect.signature(DataFrame.mapInArrow).parameters:
+        raise UsageError(
+            f"Tasks with {cores} cores need Spark 4; with this Spark, set spark.task.cpus={cores} "
+            "for the whole application",
+            code="version-unsupported",
+            package="pyspark",
+        )
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    return {"profile": ResourceProfileBuilder().require(TaskResourceRequests().cpus(cores)).build}
 
 
 @contextlib.contextmanager

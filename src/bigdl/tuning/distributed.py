@@ -1,0 +1,213 @@
+"""Searches whose trials run on the workers of a cluster."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.checks import check_choice, check_number, check_positive
+from bigdl.common.errors import UsageError, WorkerLost, require
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial, Trial
+
+    from bigdl.runtime.engine import Engine
+    from bigdl.tuning.remote import TrialServer
+
+    Objective = Callable[[Trial], float | Sequence[float]]
+
+logger = logging.getLogger("bigdl.tuning")
+
+_ENGINES = {  # imported when used: this package does not depend on Spark or Ray
+    "spark": ("bigdl.orca.engine", "SparkEngine"),
+    "ray": ("bigdl.orca.engine", "RayEngine"),
+    "local": ("bigdl.runtime.local", "LocalEngine"),
+}
+_FRUITLESS = 3  # attempts in succession without a finished trial, after which a search is given up
+
+
+class _SearchEnded(Exception):
+    """Raised to end the workers of a search that needs them no longer."""
+
+
+def optimize(
+    study: Study,
+    objective: Objective,
+    n_trials: int | None = None,
+    *,
+    backend: str = "spark",
+    concurrency: int | None = None,
+    cores_per_trial: int = 1,
+    timeout: float | None = None,
+    catch: type[Exception] | Iterable[type[Exception]] = (),
+    callbacks: Iterable[Callable[[Study, FrozenTrial], None]] = (),
+    engine: Engine | None = None,
+) -> None:
+    """Run the trials of a study on Spark executors, on Ray, or in processes of this machine.
+
+    The study stays in this process, with any storage, sampler and pruner of Optuna. A trial's
+    suggestions, reports and pruning decisions are messages to this process. With
+    ``concurrency=1``, the trials are those of ``study.optimize``, also with a pruner.
+
+    Workers are long-lived: each runs one trial after the other, so a trial starts no Spark job. On
+    a Spark with dynamic allocation, waiting workers make Spark add executors, and executors
+    without trials are removed. The trial of a lost worker fails, does not count, and is repeated
+    once with the same parameters; the attribute ``retry_of`` of the repetition names it.
+
+    Parameters
+    ----------
+    study : optuna.Study
+        A study of Optuna or of :func:`~bigdl.tuning.open_study`.
+    objective : callable
+        Takes a trial and returns its metrics; raises ``optuna.TrialPruned`` to end it early. It is
+        sent by ``cloudpickle``, and its trial has the methods of Optuna's trials. Categories must
+        be None, bool, int, float or str.
+    n_trials : int, optional
+        Number of trials to run.
+    backend : {"spark", "ray", "local"}
+        Where trials run: on the active Spark, also over Spark Connect; on the active Ray; or in
+        processes of this machine.
+    concurrency : int, optional
+        Maximum number of concurrent trials. By default the cluster's cores divided by
+        `cores_per_trial`; with dynamic allocation, those of its maximum number of executors.
+    cores_per_trial : int
+        Cores of each trial, which are its number of threads. On a Spark cluster, more cores than
+        ``spark.task.cpus`` need Spark 4.
+    timeout : float, optional
+        Seconds after which the search ends. Running trials are ended and recorded as failed.
+    catch : exception types
+        Exceptions of the objective that do not end the search, compared by name.
+    callbacks : iterable of callable
+        Called with the study and each finished trial, one at a time, in a thread of this process.
+        They may call ``study.stop()``.
+    engine : bigdl.runtime.engine.Engine, optional
+        Engine to run on instead of the one of `backend`, for example one with a fixed port.
+
+    Raises
+    ------
+    UsageError
+        If an argument is invalid, or the cluster has no node with `cores_per_trial` cores.
+    WorkerLost
+        If all workers are lost repeatedly and no trial finishes.
+    WorkerError
+        If the objective raises an exception that is not in `catch`. A builtin exception is raised
+        itself.
+
+    Examples
+    --------
+    >>> import optuna
+    >>> from bigdl.tuning import optimize
+    >>> study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
+    >>> def objective(trial):
+    ...     return (trial.suggest_float("x", -4, 4) - 1) ** 2
+    >>> optimize(study, objective, n_trials=8, backend="local", concurrency=2)
+    >>> len(study.trials), study.best_value < 4
+    (8, True)
+    """
+    require("optuna", "automl")
+    from bigdl.tuning.remote import TrialProgram, TrialServer, needs_end
+
+    if n_trials is not None:
+        check_positive("n_trials", n_trials)
+    if concurrency is not None:
+        check_positive("concurrency", concurrency)
+    check_positive("cores_per_trial", cores_per_trial)
+    if timeout is not None:
+        check_number("timeout", timeout, above=0)
+    if needs_end(study, n_trials, timeout):
+        raise UsageError(
+            "A search needs an end: pass n_trials, or timeout in seconds",
+            code="argument-missing",
+            argument="n_trials",
+        )
+    deadline = None if timeout is None else time.monotonic() + timeout
+    engine = engine or _engine(backend)
+    workers = min(engine.capacity(cores_per_trial) or n_trials or 1, n_trials or 1 << 20)
+    workers = workers if concurrency is None else min(concurrency, workers)
+    caught = (catch,) if isinstance(catch, type) else tuple(catch)
+    server = TrialServer(study, n_trials, caught, list(callbacks))
+    try:
+        program = TrialProgram(objective)
+        with engine.open_independent(program, workers, threads=cores_per_trial) as job:
+            _run(job, server, deadline)
+    finally:
+        server.close()
+    if server.error is not None:
+        raise server.error
+
+
+def _engine(backend: str) -> Engine:
+    check_choice("backend", backend, tuple(_ENGINES))
+    module, name = _ENGINES[backend]
+    engine: Engine = getattr(importlib.import_module(module), name)()
+    return engine
+
+
+def _run(job: Any, server: TrialServer, deadline: float | None) -> None:
+    """Run attempts of a job until the search is done; Spark replaces lost workers itself."""
+
+    def poll(event: str, value: object) -> None:
+        server.beat()
+        is_late = deadline is not None and time.monotonic() > deadline
+        if is_late or server.error is not None:
+            raise _SearchEnded
+
+    fruitless = 0
+    while not server.is_done and server.error is None:
+        before = server.finished
+        number = len(job.channel.attempts) + 1
+        try:
+            job.attempt(None, None, poll, before=server.serve)
+        except _SearchEnded:
+            return
+        fruitless = 0 if server.finished > before else fruitless + 1
+        if fruitless >= _FRUITLESS and not server.is_done:
+            raise WorkerLost(
+                f"All workers of the search were lost in {number} attempts, the last {fruitless} "
+                "without a finished trial; see the logs of the executors for the reason"
+            )
+
+
+class SparkStudy:
+    """An Optuna study whose trials run on Spark executors.
+
+    Parameters
+    ----------
+    study : optuna.Study
+        A study with any storage, sampler and pruner; the storage is used by this process only.
+
+    Examples
+    --------
+    >>> import optuna
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.tuning import SparkStudy
+    >>> sc = init_orca_context("local", cores=2)
+    >>> study = optuna.create_study(direction="maximize")
+    >>> SparkStudy(study).optimize(lambda trial: trial.suggest_int("units", 1, 8), n_trials=6)
+    >>> len(study.trials)
+    6
+    """
+
+    def __init__(self, study: Study):
+        self.study = study
+
+    def optimize(
+        self,
+        objective: Objective,
+        n_trials: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Run trials on the active Spark; see :func:`bigdl.tuning.optimize`.
+
+        Parameters
+        ----------
+        objective : callable
+        n_trials : int, optional
+        **options
+            Other arguments of :func:`~bigdl.tuning.optimize`.
+        """
+        optimize(self.study, objective, n_trials, backend="spark", **options)

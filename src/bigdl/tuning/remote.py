@@ -1,0 +1,549 @@
+"""Trials of one study in processes on other machines.
+
+The driver asks and tells: a :class:`TrialServer` holds the study, and answers the calls of workers
+over the :mod:`~bigdl.runtime.channel`. Each worker runs a :class:`TrialProgram`, which pulls a
+trial, runs the objective on a :class:`RemoteTrial`, and returns its result with the request for the
+next trial. A suggestion, a report or a pruning decision is one message, which the driver passes to
+Optuna's trial. So samplers, pruners and storages exist in the driver only, and one worker runs the
+same trials as ``study.optimize``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optuna import exceptions
+from optuna.distributions import distribution_to_json, json_to_distribution
+from optuna.samplers import BruteForceSampler, GridSampler
+from optuna.trial import BaseTrial, TrialState
+
+from bigdl.common.errors import UsageError, WorkerError
+from bigdl.common.timeouts import STUDY_HEARTBEAT_S
+from bigdl.tuning.study import propose_again, record_process
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Iterator
+
+    from optuna.distributions import BaseDistribution
+    from optuna.study import Study, StudyDirection
+    from optuna.trial import FrozenTrial, Trial
+
+    from bigdl.runtime.channel import AttemptChannel
+    from bigdl.runtime.worker import Worker
+
+    Objective = Callable[[Trial], float | Sequence[float]]
+
+logger = logging.getLogger("optuna")
+
+_CALLS = "trials"  # name of the channel's function
+
+
+# The driver --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _RunningTrial:
+    """A trial that a worker runs.
+
+    Attributes
+    ----------
+    trial : optuna.trial.Trial
+    snapshot : list of FrozenTrial or None
+        All trials as of the trial's first suggestion. Optuna keeps it for each thread.
+    """
+
+    trial: Trial
+    snapshot: Any = None
+
+
+class TrialServer:
+    """Server of a study's trials, which workers pull over the channel.
+
+    One thread makes all calls of Optuna and of the callbacks, in the order of the requests.
+
+    Parameters
+    ----------
+    study : optuna.Study
+    n_trials : int, optional
+        Number of trials to run.
+    catch : tuple of exception types
+        Exceptions of the objective that do not end the search.
+    callbacks : sequence of callable
+        Called with the study and each finished trial.
+
+    Attributes
+    ----------
+    finished : int
+        Number of finished trials.
+    error : Exception or None
+        Error of the objective or of a callback, which ends the search.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        n_trials: int | None,
+        catch: tuple[type[Exception], ...] = (),
+        callbacks: Sequence[Callable[[Study, FrozenTrial], None]] = (),
+    ):
+        self._study, self._catch, self._callbacks = study, catch, callbacks
+        self._remaining = math.inf if n_trials is None else n_trials
+        self._running: dict[int, _RunningTrial] = {}  # by rank
+        self._seen: set[int] = set()
+        self._thread = ThreadPoolExecutor(1, "bigdl-search")
+        self._beaten = time.monotonic()
+        self._is_closed = False
+        self.finished = 0
+        self.error: Exception | None = None
+        study._stop_flag = False
+
+    @property
+    def is_done(self) -> bool:
+        """True if no trial is running and none will start."""
+        return not self._running and not self._has_more
+
+    @property
+    def _has_more(self) -> bool:
+        is_stopped = self._study._stop_flag or self._is_closed or self.error is not None
+        return self._remaining > 0 and not is_stopped
+
+    @property
+    def running(self) -> int:
+        """Number of running trials."""
+        return len(self._running)
+
+    def serve(self, channel: AttemptChannel) -> None:
+        """Answer the workers of an attempt."""
+        self._channel, self._seen = channel, set()
+        channel.answer_calls(_CALLS, self._answer, self._thread)
+
+    def beat(self) -> None:
+        """Record a heartbeat of the running trials if the storage uses them."""
+        if time.monotonic() - self._beaten < STUDY_HEARTBEAT_S:
+            return
+        self._beaten = time.monotonic()
+        storage: Any = self._study._storage
+        if getattr(storage, "get_heartbeat_interval", lambda: None)() is not None:
+            self._thread.submit(self._record_heartbeats, storage)
+
+    def close(self) -> None:
+        """Mark the running trials as failed, and release the thread."""
+        self._is_closed = True
+        with self._suppressed_errors():
+            self._thread.submit(self._fail_running).result()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # In the thread ------------------------------------------------------------------------------
+
+    def _answer(self, request: dict[str, Any]) -> Any:
+        try:
+            if request["call"] == "next":
+                return self._next(request["rank"], request["outcome"])
+            running = self._running.get(request["rank"])
+            if running is None or running.trial.number != request["trial"]:
+                return {"error": ["RuntimeError", "The search has given up this trial"]}
+            with self._in_optimization(running):
+                value = self._call(running, request["call"], request["arguments"])
+            return {"value": _plain(value)}
+        except Exception as error:
+            return {"error": [type(error).__name__, str(error)]}
+
+    def _call(self, running: _RunningTrial, name: str, arguments: dict[str, Any]) -> Any:
+        trial = running.trial
+        if name in _METHODS:
+            return getattr(trial, name)(**arguments)
+        if name == "distributions":
+            return {k: distribution_to_json(v) for k, v in trial.distributions.items()}
+        if name == "stop":
+            return self._study.stop()
+        if name == "study":
+            return getattr(self._study, arguments["attribute"])
+        raise ValueError(f"Unknown call of a trial: {name}")
+
+    def _next(self, rank: int, outcome: dict[str, Any] | None) -> dict[str, Any]:
+        """Record the result of a worker's trial, and return its next trial."""
+        if rank not in self._seen:
+            self._seen.add(rank)
+            self._channel.when(f"gone/{rank}", lambda: self._note_loss(rank))
+        running = self._running.pop(rank, None)
+        try:
+            if running is not None and outcome is not None:
+                self._finish(running, outcome)
+            if not self._has_more:
+                return {"trial": None}
+            self._remaining -= 1
+            with self._in_optimization():
+                trial = self._study.ask()
+            record_process(trial)
+        except Exception as error:  # of a callback, a sampler or the storage
+            self.error = self.error or error
+            return {"trial": None}
+        self._running[rank] = _RunningTrial(trial, self._study._thread_local.cached_all_trials)
+        self._study._thread_local.cached_all_trials = None
+        return {
+            "trial": trial.number,
+            "user_attrs": _json_items(trial.user_attrs),
+            "params": _json_items(trial.params),
+            "directions": [each.name for each in self._study.directions],
+            "study_name": self._study.study_name,
+        }
+
+    def _finish(self, running: _RunningTrial, outcome: dict[str, Any]) -> None:
+        trial, study = running.trial, self._study
+        failure = outcome.get("failure")
+        with self._in_optimization():
+            if failure is not None:
+                record = study.tell(trial, state=TrialState.FAIL)
+            elif "pruned" in outcome:
+                record = study.tell(trial, state=TrialState.PRUNED)
+            else:
+                record = study.tell(trial, outcome["values"])
+            self._log(record, outcome)
+            self.finished += 1
+            if failure is not None and not _matches(failure["classes"], self._catch):
+                self.error = _error_of(failure, trial.number)
+                return
+            for callback in self._callbacks:
+                frozen = study._storage.get_trial(trial._trial_id)
+                callback(study, copy.deepcopy(frozen))
+
+    def _log(self, record: FrozenTrial, outcome: dict[str, Any]) -> None:
+        number, params = record.number, record.params
+        if record.state == TrialState.COMPLETE:
+            self._study._log_completed_trial(record.values, number, params)
+        elif record.state == TrialState.PRUNED:
+            logger.info("Trial %d pruned. %s", number, outcome["pruned"])
+        else:
+            failure = outcome.get("failure")
+            cause = failure["message"] if failure else "its result is not a valid value"
+            logger.warning("Trial %d failed with parameters %s: %s", number, params, cause)
+
+    def _note_loss(self, rank: int) -> None:
+        with self._suppressed_errors():  # the thread may have ended
+            self._thread.submit(self._lose, rank)
+
+    def _lose(self, rank: int) -> None:
+        """Mark the trial of a lost worker as failed, and repeat it once."""
+        running = self._running.pop(rank, None)
+        if running is None:
+            return
+        try:
+            with self._in_optimization():
+                record = self._study.tell(running.trial, state=TrialState.FAIL)
+            is_ending = self._is_closed or self._channel.has("abort")
+            is_repeated = not is_ending and propose_again(self._study, record)
+            self._remaining += is_repeated
+            rest = "it is repeated" if is_repeated else "it is not repeated again"
+            if not is_ending:
+                logger.warning("The worker of trial %d was lost; %s", record.number, rest)
+        except Exception as error:
+            self.error = self.error or error
+
+    def _fail_running(self) -> None:
+        for rank in list(self._running):
+            with self._suppressed_errors(), self._in_optimization():
+                self._study.tell(self._running.pop(rank).trial, state=TrialState.FAIL)
+        self._study._storage.remove_session()
+
+    def _record_heartbeats(self, storage: Any) -> None:
+        with self._suppressed_errors():
+            for running in self._running.values():
+                storage.record_heartbeat(running.trial._trial_id)
+
+    @contextmanager
+    def _in_optimization(self, running: _RunningTrial | None = None) -> Iterator[None]:
+        """Context manager in which Optuna behaves as in ``study.optimize``, for one trial."""
+        local = self._study._thread_local
+        local.in_optimize_loop = True
+        local.cached_all_trials = running and running.snapshot
+        try:
+            yield
+        finally:
+            local.in_optimize_loop = False
+            if running is not None:
+                running.snapshot, local.cached_all_trials = local.cached_all_trials, None
+
+    @contextmanager
+    def _suppressed_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            logger.debug("Ignored at the end of a search: %s", error)
+
+
+def needs_end(study: Study, n_trials: int | None, timeout: float | None) -> bool:
+    """Return True if nothing would end a search."""
+    is_exhaustive = isinstance(study.sampler, GridSampler | BruteForceSampler)
+    return n_trials is None and timeout is None and not is_exhaustive
+
+
+def _matches(classes: Sequence[str], catch: tuple[type[Exception], ...]) -> bool:
+    names = {f"{each.__module__}.{each.__qualname__}" for each in catch}
+    return not names.isdisjoint(classes)
+
+
+def _error_of(failure: dict[str, Any], number: int) -> Exception:
+    """Return the exception to raise for a failed objective; a builtin one keeps its class."""
+    if failure["usage"]:
+        return UsageError(failure["message"], code=failure["code"], **failure["facts"])
+    name, text = failure["kind"], failure["traceback"]
+    error = WorkerError(-1, name, text, location=f"trial {number}")
+    original = getattr(builtins, name, None)
+    if f"builtins.{name}" != failure["classes"][0] or not isinstance(original, type):
+        return error
+    try:
+        converted = original(failure["message"])
+    except Exception:  # its constructor has other arguments
+        return error
+    converted.add_note(str(error))
+    return converted if isinstance(converted, Exception) else error
+
+
+# The workers -------------------------------------------------------------------------------------
+
+_METHODS = (
+    *("suggest_float", "suggest_int", "suggest_categorical"),
+    *("report", "should_prune", "set_user_attr", "set_constraint"),
+)
+
+
+class TrialProgram:
+    """Program of a worker that runs trials until the driver has no more.
+
+    Parameters
+    ----------
+    objective : callable
+        Objective of the study; it must be picklable.
+    """
+
+    def __init__(self, objective: Objective):
+        self._objective = objective
+
+    def __call__(self, worker: Worker) -> int:
+        """Run trials and return their number."""
+        outcome: dict[str, Any] | None = None
+        for count in range(1 << 62):
+            request = {"call": "next", "rank": worker.rank, "outcome": outcome}
+            answer = worker.channel.call(_CALLS, request)
+            if answer.get("trial") is None:
+                return count
+            outcome = self._run(RemoteTrial(worker.channel, worker.rank, answer))
+        return 0
+
+    def _run(self, trial: RemoteTrial) -> dict[str, Any]:
+        from bigdl.runtime.channel import ConnectionLost
+        from bigdl.runtime.task import describe
+
+        try:
+            return {"values": _plain_values(self._objective(trial))}  # type: ignore[arg-type]
+        except exceptions.TrialPruned as pruned:
+            return {"pruned": str(pruned)}
+        except ConnectionLost:
+            raise
+        except (Exception, SystemExit) as error:
+            classes = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
+            return {"values": None, "failure": {**describe(error), "classes": classes}}
+
+
+class RemoteTrial(BaseTrial):
+    """Trial of an objective that runs on another machine, with the interface of Optuna's trials.
+
+    Each suggestion, report and pruning decision is one message to the driver.
+
+    Parameters
+    ----------
+    channel : AttemptChannel
+    rank : int
+        Rank of the worker.
+    answer : dict
+        The driver's description of the trial.
+    """
+
+    def __init__(self, channel: AttemptChannel, rank: int, answer: Mapping[str, Any]):
+        self._channel, self._rank = channel, rank
+        self._number = answer["trial"]
+        self._params = dict(answer["params"])
+        self._user_attrs = dict(answer["user_attrs"])
+        self._constraints: dict[str, float] = {}
+        self.study = RemoteStudy(self, answer["study_name"], answer["directions"])
+        self._start = time.time()
+
+    def __repr__(self) -> str:
+        return f"RemoteTrial(number={self._number}, params={self._params})"
+
+    def call(self, method: str, /, **arguments: Any) -> Any:
+        """Call the driver; raise the error of Optuna there."""
+        plain = {key: _plain(value) for key, value in arguments.items()}
+        request = {"call": method, "rank": self._rank, "trial": self._number, "arguments": plain}
+        try:
+            answer = self._channel.call(_CALLS, request)
+        except TypeError as error:  # of JSON
+            raise UsageError(
+                f"{method} on another machine takes None, bool, int, float and str, and lists and "
+                f"dicts of them, got {arguments!r} ({error}); for other categories, suggest their "
+                "index",
+                code="argument-type",
+                argument=method,
+            ) from None
+        if "error" in answer:
+            kind, message = answer["error"]
+            original = getattr(builtins, kind, getattr(exceptions, kind, RuntimeError))
+            raise original(message)
+        return answer["value"]
+
+    def suggest_float(
+        self,
+        name: str,
+        low: float,
+        high: float,
+        *,
+        step: float | None = None,
+        log: bool = False,
+    ) -> float:
+        return self._suggest("suggest_float", name, low=low, high=high, step=step, log=log)
+
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
+        return self._suggest("suggest_int", name, low=low, high=high, step=step, log=log)
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        return self._suggest("suggest_categorical", name, choices=list(choices))
+
+    def suggest_uniform(self, name: str, low: float, high: float) -> float:
+        return self.suggest_float(name, low, high)
+
+    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
+        return self.suggest_float(name, low, high, log=True)
+
+    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
+        return self.suggest_float(name, low, high, step=q)
+
+    def _suggest(self, method: str, name: str, **arguments: Any) -> Any:
+        self._params[name] = self.call(method, name=name, **arguments)
+        return self._params[name]
+
+    def report(self, value: float, step: int) -> None:
+        self.call("report", value=float(value), step=int(step))
+
+    def should_prune(self) -> bool:
+        return bool(self.call("should_prune"))
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        self.call("set_user_attr", key=key, value=value)
+        self._user_attrs[key] = value
+
+    def set_constraint(self, key: str, value: float) -> None:
+        self.call("set_constraint", key=key, value=float(value))
+        self._constraints[key] = float(value)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self._params)
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        stored = self.call("distributions")
+        return {name: json_to_distribution(text) for name, text in stored.items()}
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        return dict(self._user_attrs)
+
+    @property
+    def constraints(self) -> dict[str, float]:
+        return dict(self._constraints)
+
+    @property
+    def datetime_start(self) -> datetime.datetime | None:
+        import datetime
+
+        return datetime.datetime.fromtimestamp(self._start)
+
+    @property
+    def number(self) -> int:
+        return int(self._number)
+
+
+class RemoteStudy:
+    """The study of a RemoteTrial: its name and directions, the best trial so far, and ``stop``."""
+
+    def __init__(self, trial: RemoteTrial, name: str, directions: Iterable[str]):
+        from optuna.study import StudyDirection
+
+        self._trial, self.study_name = trial, name
+        self.directions = [StudyDirection[each] for each in directions]
+
+    @property
+    def direction(self) -> StudyDirection:
+        """Direction of a study with one metric."""
+        if self._is_multi_objective():
+            raise RuntimeError("A single direction cannot be read from a multi-objective study")
+        return self.directions[0]
+
+    @property
+    def best_value(self) -> float:
+        """Best value so far."""
+        return float(self._trial.call("study", attribute="best_value"))
+
+    @property
+    def best_params(self) -> dict[str, Any]:
+        """Parameters of the best trial so far."""
+        return dict(self._trial.call("study", attribute="best_params"))
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        """User attributes of the study."""
+        return dict(self._trial.call("study", attribute="user_attrs"))
+
+    def stop(self) -> None:
+        """Start no more trials; the running trials finish."""
+        self._trial.call("stop")
+
+    def _is_multi_objective(self) -> bool:
+        return len(self.directions) > 1
+
+
+def _plain(value: Any) -> Any:
+    """Convert scalars and arrays of NumPy or torch to Python values."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if not isinstance(value, str | int | float | bool | None):
+        for name in ("tolist", "item"):
+            if hasattr(value, name):
+                return getattr(value, name)()
+    return value
+
+
+def _json_items(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the items of a mapping that JSON can represent."""
+    items = {}
+    for name, value in values.items():
+        with suppress(TypeError, ValueError):
+            items[name] = json.loads(json.dumps(_plain(value)))
+    return items
+
+
+def _plain_values(values: Any) -> Any:
+    """Convert an objective's result to floats; a value that is no number becomes its text."""
+    if values is None:
+        return None
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        return [_plain_values(value) for value in values]
+    try:
+        return float(values)
+    except (TypeError, ValueError):
+        return repr(values)
