@@ -398,11 +398,14 @@ class AttemptChannel:
         """Register a key that is set when this worker's connection ends."""
         self.store.set_on_disconnect(self._prefix + key)
 
-    def call(self, name: str, request: object) -> Any:
+    def call(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         """Call a function of the driver with a JSON-able request; return its JSON-able result."""
-        return json.loads(self.store.call(self._prefix + name, json.dumps(request).encode()))
+        answer = self.store.call(self._prefix + name, json.dumps(request).encode())
+        return dict(json.loads(answer))
 
-    def answer_calls(self, name: str, function: Callable[[Any], Any], executor: Executor) -> None:
+    def answer_calls(
+        self, name: str, function: Callable[[dict[str, Any]], dict[str, Any]], executor: Executor
+    ) -> None:
         """Let workers call a function of this process, which must not raise.
 
         Parameters

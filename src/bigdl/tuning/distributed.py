@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
-    from bigdl.runtime.engine import Engine
+    from bigdl.runtime.engine import Engine, OpenJob
     from bigdl.tuning.remote import TrialServer
 
     Objective = Callable[[Trial], float | Sequence[float]]
@@ -147,7 +147,7 @@ def _engine(backend: str) -> Engine:
     return engine
 
 
-def _run(job: Any, server: TrialServer, deadline: float | None) -> None:
+def _run(job: OpenJob, server: TrialServer, deadline: float | None) -> None:
     """Run attempts of a job until the search is done; Spark replaces lost workers itself."""
 
     def poll(event: str, value: object) -> None:
@@ -199,15 +199,33 @@ class SparkStudy:
         self,
         objective: Objective,
         n_trials: int | None = None,
-        **options: Any,
+        *,
+        concurrency: int | None = None,
+        cores_per_trial: int = 1,
+        timeout: float | None = None,
+        catch: type[Exception] | Iterable[type[Exception]] = (),
+        callbacks: Iterable[Callable[[Study, FrozenTrial], None]] = (),
     ) -> None:
-        """Run trials on the active Spark; see :func:`bigdl.tuning.optimize`.
+        """Run trials on the active Spark.
 
         Parameters
         ----------
-        objective : callable
-        n_trials : int, optional
-        **options
-            Other arguments of :func:`~bigdl.tuning.optimize`.
+        objective, n_trials, concurrency, cores_per_trial, timeout, catch, callbacks
+            See :func:`bigdl.tuning.optimize`.
+
+        Raises
+        ------
+        UsageError, WorkerLost, WorkerError
+            See :func:`bigdl.tuning.optimize`.
         """
-        optimize(self.study, objective, n_trials, backend="spark", **options)
+        optimize(
+            self.study,
+            objective,
+            n_trials,
+            backend="spark",
+            concurrency=concurrency,
+            cores_per_trial=cores_per_trial,
+            timeout=timeout,
+            catch=catch,
+            callbacks=callbacks,
+        )

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from optuna import exceptions
 from optuna.distributions import distribution_to_json, json_to_distribution
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import datetime
     from collections.abc import Iterator
 
-    from optuna.distributions import BaseDistribution
+    from optuna.distributions import BaseDistribution, CategoricalChoiceType
     from optuna.study import Study, StudyDirection
     from optuna.trial import FrozenTrial, Trial
 
@@ -135,7 +135,7 @@ class TrialServer:
         self._beaten = time.monotonic()
         storage: Any = self._study._storage
         if getattr(storage, "get_heartbeat_interval", lambda: None)() is not None:
-            self._thread.submit(self._record_heartbeats, storage)
+            self._thread.submit(self._record_heartbeats)
 
     def close(self) -> None:
         """Mark the running trials as failed, and release the thread."""
@@ -256,7 +256,8 @@ class TrialServer:
                 self._study.tell(self._running.pop(rank).trial, state=TrialState.FAIL)
         self._study._storage.remove_session()
 
-    def _record_heartbeats(self, storage: Any) -> None:
+    def _record_heartbeats(self) -> None:
+        storage: Any = self._study._storage
         with self._suppressed_errors():
             for running in self._running.values():
                 storage.record_heartbeat(running.trial._trial_id)
@@ -264,7 +265,7 @@ class TrialServer:
     @contextmanager
     def _in_optimization(self, running: _RunningTrial | None = None) -> Iterator[None]:
         """Context manager in which Optuna behaves as in ``study.optimize``, for one trial."""
-        local = self._study._thread_local
+        local: Any = self._study._thread_local
         local.in_optimize_loop = True
         local.cached_all_trials = running and running.snapshot
         try:
@@ -382,8 +383,8 @@ class RemoteTrial(BaseTrial):
     def __repr__(self) -> str:
         return f"RemoteTrial(number={self._number}, params={self._params})"
 
-    def call(self, method: str, /, **arguments: Any) -> Any:
-        """Call the driver; raise the error of Optuna there."""
+    def call(self, method: str, /, **arguments: object) -> dict[str, Any]:
+        """Call the driver and return its answer's ``value``; raise the error of Optuna there."""
         plain = {key: _plain(value) for key, value in arguments.items()}
         request = {"call": method, "rank": self._rank, "trial": self._number, "arguments": plain}
         try:
@@ -397,10 +398,10 @@ class RemoteTrial(BaseTrial):
                 argument=method,
             ) from None
         if "error" in answer:
-            kind, message = answer["error"]
-            original = getattr(builtins, kind, getattr(exceptions, kind, RuntimeError))
+            error_type, message = answer["error"]
+            original = getattr(builtins, error_type, getattr(exceptions, error_type, RuntimeError))
             raise original(message)
-        return answer["value"]
+        return answer
 
     def suggest_float(
         self,
@@ -411,15 +412,22 @@ class RemoteTrial(BaseTrial):
         step: float | None = None,
         log: bool = False,
     ) -> float:
-        return self._suggest("suggest_float", name, low=low, high=high, step=step, log=log)
+        arguments = {"low": low, "high": high, "step": step, "log": log}
+        return float(self._suggest("suggest_float", name, **arguments))
 
     def suggest_int(
         self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
     ) -> int:
-        return self._suggest("suggest_int", name, low=low, high=high, step=step, log=log)
+        arguments = {"low": low, "high": high, "step": step, "log": log}
+        return int(self._suggest("suggest_int", name, **arguments))
 
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        return self._suggest("suggest_categorical", name, choices=list(choices))
+    def suggest_categorical(  # type: ignore[override]  # Optuna has an overload for each type
+        self, name: str, choices: Sequence[CategoricalChoiceType]
+    ) -> CategoricalChoiceType:
+        choice: CategoricalChoiceType = self._suggest(
+            "suggest_categorical", name, choices=list(choices)
+        )
+        return choice
 
     def suggest_uniform(self, name: str, low: float, high: float) -> float:
         return self.suggest_float(name, low, high)
@@ -430,17 +438,17 @@ class RemoteTrial(BaseTrial):
     def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
         return self.suggest_float(name, low, high, step=q)
 
-    def _suggest(self, method: str, name: str, **arguments: Any) -> Any:
-        self._params[name] = self.call(method, name=name, **arguments)
+    def _suggest(self, method: str, name: str, **arguments: object) -> Any:
+        self._params[name] = self.call(method, name=name, **arguments)["value"]
         return self._params[name]
 
     def report(self, value: float, step: int) -> None:
         self.call("report", value=float(value), step=int(step))
 
     def should_prune(self) -> bool:
-        return bool(self.call("should_prune"))
+        return bool(self.call("should_prune")["value"])
 
-    def set_user_attr(self, key: str, value: Any) -> None:
+    def set_user_attr(self, key: str, value: object) -> None:
         self.call("set_user_attr", key=key, value=value)
         self._user_attrs[key] = value
 
@@ -454,7 +462,7 @@ class RemoteTrial(BaseTrial):
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        stored = self.call("distributions")
+        stored = self.call("distributions")["value"]
         return {name: json_to_distribution(text) for name, text in stored.items()}
 
     @property
@@ -495,17 +503,17 @@ class RemoteStudy:
     @property
     def best_value(self) -> float:
         """Best value so far."""
-        return float(self._trial.call("study", attribute="best_value"))
+        return float(self._trial.call("study", attribute="best_value")["value"])
 
     @property
     def best_params(self) -> dict[str, Any]:
         """Parameters of the best trial so far."""
-        return dict(self._trial.call("study", attribute="best_params"))
+        return dict(self._trial.call("study", attribute="best_params")["value"])
 
     @property
     def user_attrs(self) -> dict[str, Any]:
         """User attributes of the study."""
-        return dict(self._trial.call("study", attribute="user_attrs"))
+        return dict(self._trial.call("study", attribute="user_attrs")["value"])
 
     def stop(self) -> None:
         """Start no more trials; the running trials finish."""
@@ -515,7 +523,7 @@ class RemoteStudy:
         return len(self.directions) > 1
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Convert scalars and arrays of NumPy or torch to Python values."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
@@ -537,13 +545,13 @@ def _json_items(values: Mapping[str, Any]) -> dict[str, Any]:
     return items
 
 
-def _plain_values(values: Any) -> Any:
+def _plain_values(values: object) -> object:
     """Convert an objective's result to floats; a value that is no number becomes its text."""
     if values is None:
         return None
     if isinstance(values, Sequence) and not isinstance(values, str):
         return [_plain_values(value) for value in values]
     try:
-        return float(values)
+        return float(cast("float", values))
     except (TypeError, ValueError):
         return repr(values)
