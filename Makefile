@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile 
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-serving lint style types size docs release sbom prepared test quick-tests test-all test-clusters test-spark test-zoo test-recommenders examples bench clean distclean
+.PHONY: help install demo demo-serving lint style types platform-types size docs release sbom prepared test quick-tests test-all test-clusters test-spark test-zoo test-recommenders examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ style: install
 
 types: install
 	$(BIN)/mypy
+
+platform-types: install ## mypy for macOS and Windows: calls that these lack
+	$(BIN)/python scripts/check_platforms.py
 
 size: ## files and lines of code, by package
 	$(PYTHON) scripts/count_code.py

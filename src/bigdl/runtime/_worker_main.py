@@ -6,7 +6,6 @@ is a factory of the worker's function; each further message is the argument of a
 """
 
 import faulthandler
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -42,7 +41,7 @@ def _set_up(
 ) -> None:
     """Tie this process to its parent, pin it to cores, and configure its streams and arguments."""
     if dies_with_parent:
-        signal_at_parent_end(os.getppid())
+        signal_at_parent_end()
     pin_process(cores)
     encoding = {"encoding": "utf-8", "errors": "backslashreplace"} if capture_output else {}
     for stream in (sys.stdout, sys.stderr):

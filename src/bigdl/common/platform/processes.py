@@ -34,13 +34,14 @@ def has_parent_death_signal() -> bool:
     return libc is not None and hasattr(libc, "prctl")
 
 
-def signal_at_parent_end(parent: int, number: signal.Signals | None = None) -> bool:
+def signal_at_parent_end(parent: int | None = None, number: signal.Signals | None = None) -> bool:
     """Make the kernel signal this process when the thread that started it ends.
 
     Parameters
     ----------
-    parent : int
+    parent : int, optional
         Process id of the parent; if it has ended already, this process receives the signal.
+        Default: the present parent.
     number : signal.Signals, optional
         Default: SIGKILL.
 
@@ -54,20 +55,22 @@ def signal_at_parent_end(parent: int, number: signal.Signals | None = None) -> b
         return False
     if number is None:
         number = signal.SIGKILL
+    if parent is None:
+        parent = os.getppid()
     libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # the parent ended before
         os.kill(os.getpid(), number)
     return True
 
 
-def before_start(number: signal.Signals) -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` that signals the new process when the calling thread ends.
+def start_bound(command: Sequence[str], number: signal.Signals) -> subprocess.Popen[str]:
+    """Start a process that receives a signal when the calling thread ends, where the kernel can.
 
-    It exits if that thread has already ended. None if the kernel has no such signal.
+    It exits if that thread has already ended. Its standard output is a pipe of text.
     """
     libc = c_library()
     if libc is None or not hasattr(libc, "prctl"):
-        return None
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     parent = os.getpid()
 
     def end_with_parent() -> None:
@@ -75,7 +78,7 @@ def before_start(number: signal.Signals) -> Callable[[], None] | None:
         if os.getppid() != parent:
             os._exit(1)
 
-    return end_with_parent
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
 
 
 def wait_for_parent(parent: int) -> None:

@@ -19,8 +19,9 @@ from typing import NoReturn
 from bigdl.common.cpu import passive_waiting
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import glibc_tunables
+from bigdl.common.platform import loss
 from bigdl.common.platform import memory as platform_memory
-from bigdl.common.platform.memory import PRELOAD
+from bigdl.common.platform.memory import PRELOAD, can_preload
 from bigdl.nano.cli.libraries import JEMALLOC, OPENMP, TCMALLOC, find_library
 from bigdl.nano.runtime import best_thread_count
 
@@ -163,16 +164,17 @@ def make_plan(options: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
 
 def _openmp(options: argparse.Namespace, plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     values = {"OMP_NUM_THREADS": str(options.cores or best_thread_count())}
-    runtime = find_library(OPENMP)
+    runtime = find_library(OPENMP) if can_preload() else None
     if runtime is not None:
         plan.preload.append(str(runtime))
         binding = "compact,1,0" if options.perf else "none"
         values |= {"KMP_AFFINITY": f"granularity=fine,{binding}", "KMP_BLOCKTIME": "1"}
     else:
-        plan.notes.append(
-            "libiomp5 was not found, so the OpenMP of each library stays in use "
-            "(pip install intel-openmp brings it)"
-        )
+        if can_preload():
+            plan.notes.append(
+                "libiomp5 was not found, so the OpenMP of each library stays in use "
+                "(pip install intel-openmp brings it)"
+            )
         values |= passive_waiting(environ)
         if options.perf:
             values |= {"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"}
@@ -191,6 +193,9 @@ def _allocator(name: str, plan: Plan, environ: Mapping[str, str]) -> dict[str, s
     if present:
         plan.notes.append(f"{present[0]} stays the allocator, as LD_PRELOAD names it")
         return {"MALLOC_CONF": _JEMALLOC_CONF} if "libjemalloc" in present[0] else {}
+    if not can_preload():
+        plan.notes.append(loss("preloaded allocators of bigdl-nano-run").rstrip("."))
+        return {}
     library = find_library({"jemalloc": JEMALLOC, "tcmalloc": TCMALLOC}[name])
     if library is not None:
         plan.preload.append(str(library))

@@ -32,7 +32,7 @@ from typing import Any, Self
 from bigdl.common.checks import MOST_PORT, check_integer, check_number, check_supported
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.common.platform.network import can_share_ports, local_client, local_listener, share_port
-from bigdl.common.platform.processes import before_start
+from bigdl.common.platform.processes import start_bound
 from bigdl.common.private_folders import LockedFolder
 from bigdl.common.timeouts import (
     SERVING_HEARTBEAT_S,
@@ -326,12 +326,7 @@ class Workers:
 
     def _started(self, number: int) -> subprocess.Popen:
         worker = ServerWorker(number, self._count, self._folder.path, self.ports)
-        return subprocess.Popen(
-            [*self._command, "--worker", worker.to_json()],
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=before_start(signal.SIGTERM),
-        )
+        return start_bound([*self._command, "--worker", worker.to_json()], signal.SIGTERM)
 
     def _supervise(self) -> None:
         """Replace workers that exit or whose heartbeat stops.

@@ -22,10 +22,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bigdl.common.checks import check_supported
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
 from bigdl.common.platform.memory import shared_memory_space
 from bigdl.common.platform.network import host_name
+from bigdl.common.platform.processes import has_parent_death_signal
 from bigdl.common.private_folders import LockedFolder
 from bigdl.common.program_state import preserve_program_state
 from bigdl.common.telemetry import is_allowed, opt_out_variables
@@ -470,6 +472,7 @@ def start_on_spark(
         If there are fewer executors than nodes, Spark may remove executors, or a node does not
         start.
     """
+    check_supported("Ray on Spark", has_parent_death_signal())
     for name, reason in _WITHOUT_EFFECT.items():
         if options.get(name) is not None:
             logger.info("%s has no effect: %s", name, reason)

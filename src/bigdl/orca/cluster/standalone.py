@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
+from bigdl.common.checks import check_supported
 from bigdl.common.errors import UsageError
 from bigdl.common.platform.cores import numa_numbers
+from bigdl.common.platform.processes import has_parent_death_signal
 from bigdl.common.private_folders import LockedFolder
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.java import find_java
@@ -92,6 +94,7 @@ class StandaloneCluster:
         UsageError
             If there is no suitable Java, or a daemon does not start.
         """
+        check_supported("standalone Spark cluster", has_parent_death_signal())
         secret = secrets.token_hex(32)
         with contextlib.ExitStack() as cleanup:
             java = find_java()

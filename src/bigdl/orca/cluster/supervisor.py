@@ -44,7 +44,7 @@ LONGEST_RAY = 41  # maximum bytes of a Ray directory's path; socket paths are li
 
 MARK = "BIGDL_RAY"  # environment variable of all processes of a Ray: its directory
 
-_libc = ctypes.CDLL(None)
+SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # not on Windows
 
 
 def start(role, request, *, replies=False, lock=None):
@@ -73,7 +73,7 @@ def start(role, request, *, replies=False, lock=None):
         stdout=subprocess.PIPE if replies else subprocess.DEVNULL,
         stderr=None if replies else subprocess.DEVNULL,
         start_new_session=True,
-        pass_fds=() if lock is None else (lock,),
+        pass_fds=() if lock is None or os.name == "nt" else (lock,),
     )
     process.stdin.write(json.dumps(request).encode() + b"\n")
     process.stdin.close()
@@ -93,7 +93,7 @@ def end(process):
 def main():
     request = json.loads(sys.stdin.readline() or sys.exit(1))
     roles = {"standalone": run_standalone, "ray-node": run_ray_node, "ray-head": watch_ray_head}
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopt orphaned descendants
+    control_process(PR_SET_CHILD_SUBREAPER, 1)  # adopt orphaned descendants
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     roles[sys.argv[1]](request)
 
@@ -112,7 +112,7 @@ class Daemon:
     def start(self):
         directory = self.request["directory"]
         self.process = start_child(
-            self.command, self.request["environment"], self.log, "wb", signal.SIGKILL, directory
+            self.command, self.request["environment"], self.log, "wb", SIGKILL, directory
         )
 
     def wait_for(self, pattern):
@@ -189,6 +189,10 @@ def exit_text(code):
 def is_over(request, seconds):
     """Wait for `seconds`, and return True if the parent process has ended."""
     time.sleep(seconds)
+    if os.name == "nt":  # a process keeps the number of its parent there
+        import psutil
+
+        return not psutil.pid_exists(request["parent"])
     return os.getppid() != request["parent"]
 
 
@@ -261,7 +265,8 @@ def remove(directory):
     """Remove a directory, and its parent if that is BigDL's private directory and empty."""
     shutil.rmtree(directory, ignore_errors=True)
     root = os.path.dirname(directory)
-    if re.fullmatch(rf"bigdl-{os.geteuid()}(-\w{{8}})?", os.path.basename(root)):
+    user = getattr(os, "geteuid", lambda: r"\w+")()
+    if re.fullmatch(rf"bigdl-{user}(-\w{{8}})?", os.path.basename(root)):
         with contextlib.suppress(OSError):
             os.rmdir(root)
 
@@ -293,6 +298,13 @@ def has_mark(process, directory):
 # Processes --------------------------------------------------------------------------------------
 
 
+def control_process(option, value):
+    """Call Linux's ``prctl`` for this process; other systems do nothing."""
+    library = None if os.name == "nt" else ctypes.CDLL(None)
+    if hasattr(library, "prctl"):
+        library.prctl(option, value)
+
+
 def start_child(command, environment, log, mode, signal_of_death, directory=None):
     """Start a process that receives a given signal when this process ends."""
     with open(log, mode) as output:
@@ -303,7 +315,7 @@ def start_child(command, environment, log, mode, signal_of_death, directory=None
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal_of_death),
+            preexec_fn=lambda: control_process(PR_SET_PDEATHSIG, signal_of_death),
         )
 
 
@@ -332,7 +344,7 @@ def reap(processes):
     """Collect the exit status of children, including adopted ones."""
     for process in processes:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(process.pid, os.WNOHANG)
+            os.waitpid(process.pid, getattr(os, "WNOHANG", 0))
 
 
 def is_running(pid, started):

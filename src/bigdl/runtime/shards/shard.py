@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigdl.common.errors import UsageError
-from bigdl.common.platform.files import DISK_FULL, copy_range, map_private, reserve
+from bigdl.common.platform.files import DISK_FULL, copy_range, link, map_private, reserve
 from bigdl.common.platform.processes import (
     open_file_count,
     open_file_limits,
@@ -190,10 +190,7 @@ class SpoolWriter:
         checksum = 0
         for i, path in enumerate(paths):
             copy = os.path.join(self.path, f"{i}.bin")
-            try:
-                os.link(path, copy)
-            except OSError:  # another file system, or one without links
-                shutil.copyfile(path, copy)
+            link(path, copy)
             with open(copy, "rb") as file:
                 checksum = zlib.crc32(file.read(_SAMPLE), checksum)
         self._chunks.append((0, 0, rows, checksum))

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import cloudpickle
 
+from bigdl.common.checks import check_supported
 from bigdl.common.errors import UsageError
 from bigdl.common.platform.files import lock
+from bigdl.common.platform.processes import has_parent_death_signal
 from bigdl.common.private_folders import cache_directory
 
 PACKAGES = (
@@ -35,6 +37,7 @@ def isolated_python() -> str:
     UsageError
         If it cannot be created.
     """
+    check_supported("MXNet", has_parent_death_signal())
     if sys.version_info[:2] != (3, 11):
         raise UsageError(
             "MXNet's last release needs Python 3.11, but this is Python "

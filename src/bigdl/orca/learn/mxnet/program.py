@@ -23,7 +23,9 @@ class RejectedRequest(Exception):
 
 
 def main():
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent process
+    ctypes.CDLL(None).prctl(
+        1, int(signal.Signals["SIGKILL"])
+    )  # PR_SET_PDEATHSIG: end with the parent process
     warnings.simplefilter("ignore")
     # module names in pickles of NumPy 2
     for name in ("_core", "_core.multiarray", "_core.numeric"):
