@@ -250,8 +250,13 @@ def _other_flags() -> frozenset[str]:
 
         has = ctypes.windll.kernel32.IsProcessorFeaturePresent
         return frozenset(name for number, name in _WINDOWS_FLAGS.items() if has(number))
+    return flags_of_sysctl(_sysctl("hw.optional"))
+
+
+def flags_of_sysctl(text: str) -> frozenset[str]:
+    """Return Linux's names of the features in the output of ``sysctl hw.optional`` on macOS."""
     flags = set()
-    for line in _sysctl("hw.optional").splitlines():
+    for line in text.splitlines():
         name, _, value = line.partition(":")
         flag = _SYSCTL_FLAGS.get(name.removeprefix("hw.optional."))
         if flag is not None and value.strip() == "1":
