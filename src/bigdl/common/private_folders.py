@@ -363,10 +363,12 @@ def _try_lock(path: str, *, is_new: bool = True) -> int | None:
 
 
 def _remove(owner: int, path: str, descriptor: int) -> None:
-    if os.getpid() == owner:
+    is_owner = os.getpid() == owner
+    if is_owner:
         shutil.rmtree(path, ignore_errors=True)
-        _remove_empty_root(os.path.dirname(path))
     close_folder(path, descriptor)
+    if is_owner:
+        _remove_empty_root(os.path.dirname(path))
 
 
 def _is_root(path: str) -> bool:

@@ -335,7 +335,7 @@ def advise_address(start: int, size: int, *, at_random: bool) -> None:
 
 def has_memory_files() -> bool:
     """Return True if the system has anonymous files in memory."""
-    return hasattr(os, "memfd_create")
+    return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
 def memory_file(name: str) -> int:
