@@ -282,3 +282,15 @@ def test_ids_beyond_floats_beside_floats_are_refused_by_name():
     with refused("data-schema", "'item'", "2", "53"):
         frames.unified_types([types([2**53 + 1]), types([1.5])])
     assert frames.unified_types([types([2**53]), types([1.5])])["item"] == "double"
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (6, 2)])
+def test_predictions_of_shards_have_the_shape_of_the_label(orca_spark, shape):
+    from bigdl.orca.data import XShards
+
+    est = Estimator.from_torch(model=torch.nn.Linear(3, 1))
+    rows = {"x": np.ones((6, 3), "float32"), "y": np.zeros(shape, "float32")}
+    collected = est.predict(XShards.partition(rows, num_shards=2)).collect()
+    expected = (3, 1) if shape == (6, 1) else (3,)
+    assert [shard["prediction"].shape for shard in collected] == [expected, expected]
+    assert est.predict(rows["x"]).shape == (6,)  # without a label as in BigDL 2.x

@@ -551,6 +551,8 @@ def _with_outputs(shard, outputs, output_cols):
         named = {name: to_cells(value) for name, value in named.items()}
     elif not isinstance(shard, dict):
         shard = {"x": shard}
+    elif len(named) == 1:
+        named = {name: _like_label(value, shard.get("y")) for name, value in named.items()}
     for name in named:
         if name in shard:
             raise UsageError(
@@ -560,6 +562,18 @@ def _with_outputs(shard, outputs, output_cols):
                 column=name,
             )
     return shard.assign(**named) if is_frame(shard) else {**shard, **named}
+
+
+def _like_label(output: object, label: object) -> object:
+    """Add trailing dimensions of size 1 that the label has and the output lacks.
+
+    NumPy would broadcast ``prediction - y`` of shapes (n,) and (n, 1) to (n, n).
+    """
+    if isinstance(output, np.ndarray) and isinstance(label, np.ndarray):
+        extra = label.ndim - output.ndim
+        if extra > 0 and label.shape == output.shape + (1,) * extra:
+            return output.reshape(label.shape)
+    return output
 
 
 def _named(outputs, output_cols) -> dict[str, Any]:
