@@ -1,5 +1,7 @@
 """Checks of arguments that raise a :class:`~bigdl.common.errors.UsageError`."""
 
+from __future__ import annotations
+
 import math
 import numbers
 import operator

@@ -17,10 +17,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bigdl.common.program_state import preserve_program_state
 from bigdl.common.telemetry import imported_without_telemetry, turn_off
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+T = TypeVar("T")
 
 __all__ = [
     "BigDLError",
@@ -96,7 +101,7 @@ class BigDLError(Exception):
 
     code: str = "usage"
 
-    def __init__(self, *args: Any, code: str | None = None, **facts: Any):
+    def __init__(self, *args: object, code: str | None = None, **facts: object):
         args = tuple(without_passwords(each) if isinstance(each, str) else each for each in args)
         super().__init__(*args)
         if code is not None:
@@ -124,7 +129,7 @@ def without_passwords(text: str) -> str:
     return _PARAMETER.sub(r"\1***", text) if "=" in text else text
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Convert an error's fact (a keyword of :class:`BigDLError`) to a plain picklable value."""
     if isinstance(value, str):
         return without_passwords(value)
@@ -320,7 +325,12 @@ class UserFramesOnly:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, error_type: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if error is None or isinstance(error, BigDLError):
             if isinstance(error, WorkerError):  # its text has the frames
                 error.__traceback__ = None
@@ -367,7 +377,7 @@ def as_usage_error(
     *,
     code: str = "usage",
     text: Callable[[Any], str] = one_line,
-    **facts: Any,
+    **facts: object,
 ) -> Iterator[None]:
     """Context manager that converts exceptions to a UsageError; a UsageError passes unchanged.
 
@@ -392,7 +402,7 @@ def as_usage_error(
         raise UsageError(f"{sentence}: {text(error)}{advice}", code=code, **facts) from error
 
 
-def value_or_usage_error(function: Callable[..., Any], *arguments: Any) -> Any:
+def value_or_usage_error(function: Callable[..., T], *arguments: object) -> T | UsageError:
     """Return a function's value, or the UsageError that it raised."""
     try:
         return function(*arguments)

@@ -4,6 +4,8 @@ A function that accepts a model also accepts a placeholder: it calls :func:`reso
 first.
 """
 
+from __future__ import annotations
+
 import abc
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Files on this machine and on remote storages, accessed with fsspec."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -8,11 +10,14 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import MissingExtraError, UsageError, require
 from bigdl.common.hadoop import find_hadoop_classes
 from bigdl.common.private_folders import scratch_folder
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _HDFS = ("hdfs", "arrow_hdfs")
@@ -30,7 +35,7 @@ def is_local_path(path: str) -> bool:
     return _SCHEME.match(plain_path(path)) is None
 
 
-def is_local_storage(fs: Any) -> bool:
+def is_local_storage(fs: AbstractFileSystem) -> bool:
     """Return True if an fsspec file system is the local file system."""
     return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 

@@ -7,6 +7,8 @@ package's API does it where the program imported the package before. No file is 
 that the user has set stay. ``BIGDL_DEPENDENCY_TELEMETRY=1`` leaves all dependencies as they are.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import sys
@@ -90,12 +92,12 @@ def _stop_openvino() -> None:
             instance.consent = False
 
 
-def _always_declining(check: Callable[..., Any], declined: Any) -> Callable[..., Any]:
+def _always_declining(check: Callable[..., Any], declined: object) -> Callable[..., Any]:
     """Return a consent check that always declines, to replace `check`."""
     if hasattr(check, "bigdl_original"):
         return check
 
-    def decline(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def decline(self: object, *args: object, **kwargs: object) -> object:
         return declined
 
     decline.bigdl_original = check  # type: ignore[attr-defined]

@@ -148,7 +148,9 @@ def _as_list(names: str | Sequence[str] | None) -> list[str]:
     return [names] if isinstance(names, str) else list(names or ())
 
 
-def _select(batch: dict[str, Any], names: str | Sequence[str]) -> Any:
+def _select(
+    batch: dict[str, Any], names: str | Sequence[str]
+) -> np.ndarray | dict[str, np.ndarray]:
     if isinstance(names, str):
         return np.asarray(batch[names])
     return {name: np.asarray(batch[name]) for name in names}

@@ -144,7 +144,7 @@ class TableLoader:
 
     def __init__(
         self,
-        source: Any,
+        source: object,
         columns: Sequence[str] | None = None,
         batch_size: int = 4096,
         shuffle: bool | str = True,
@@ -779,7 +779,7 @@ def _dense(ragged: Ragged, length: int, name: str) -> np.ndarray:
     return ragged.values.reshape(len(ragged.counts), length, *ragged.values.shape[1:])
 
 
-def _to_jagged_tensor(values: np.ndarray, offsets: np.ndarray) -> Any:
+def _to_jagged_tensor(values: np.ndarray, offsets: np.ndarray) -> torch.Tensor:
     import torch
 
     low, high = int(offsets[0]), int(offsets[-1])

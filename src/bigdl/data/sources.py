@@ -15,7 +15,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from bigdl.data.store import Piece
 
 require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
 
 _BATCH_ROWS = 16 << 10
 _BATCH_BYTES = 1 << 20  # for rows of unknown width, such as images
@@ -163,7 +166,7 @@ class LanceSource(RowSource):
     dataset : lance.LanceDataset
     """
 
-    def __init__(self, dataset: Any):
+    def __init__(self, dataset: LanceDataset):
         self._dataset, self.schema, self.rows = dataset, dataset.schema, dataset.count_rows()
         self.name = self.version = f"lance:{dataset.uri}@{dataset.version}"
 
@@ -182,7 +185,7 @@ class LanceSource(RowSource):
             yield dict(zip(columns, batch.columns, strict=True))
 
 
-def _digest(facts: Any) -> str:
+def _digest(facts: object) -> str:
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
@@ -258,7 +261,7 @@ def _arrow_array(values: np.ndarray) -> pa.Array:
     return flat
 
 
-def _is_of(data: Any, package: str, name: str) -> bool:
+def _is_of(data: object, package: str, name: str) -> bool:
     """Return True for an instance of a package's class, without importing the package."""
     return package in sys.modules and any(
         each.__name__ == name and each.__module__.split(".")[0] == package
@@ -266,7 +269,7 @@ def _is_of(data: Any, package: str, name: str) -> bool:
     )
 
 
-def _unreadable(data: Any) -> UsageError:
+def _unreadable(data: object) -> UsageError:
     return UsageError(
         f"A TableLoader cannot read {type_name(data)}; pass paths of Parquet files, a Delta Lake, "
         "Iceberg or Lance table, a table or frame of pyarrow, pandas, polars or DuckDB, a "

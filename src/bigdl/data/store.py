@@ -317,7 +317,7 @@ def store_in_folder(
     return store
 
 
-def shared_path(key: Any, fields: Sequence[RecordField], rows: int, cache: str | None) -> str:
+def shared_path(key: object, fields: Sequence[RecordField], rows: int, cache: str | None) -> str:
     """Return the folder of a shared store, which depends on a key and the fields.
 
     Parameters

@@ -42,6 +42,7 @@ from bigdl.runtime.key_value_store import (
 )
 
 if TYPE_CHECKING:
+    from bigdl.runtime.collectives.tunnel import Tunnels
     from bigdl.runtime.group_store import GroupStore
 
 CHUNK = 8 << 20  # maximum bytes of one value
@@ -349,7 +350,7 @@ class AttemptChannel:
         self._prefix = f"{attempt}:"
         self._group_stores: list[Any] = []
 
-    def group_store(self, tunnels: Any = None, rank: int = 0) -> GroupStore:
+    def group_store(self, tunnels: Tunnels | None = None, rank: int = 0) -> GroupStore:
         """Return the store of this attempt's process group, for ``torch.distributed``.
 
         Parameters

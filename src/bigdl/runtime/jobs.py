@@ -568,7 +568,7 @@ class CalledJob(Job):
         """Return a context manager that starts an attempt's workers and yields their calls."""
 
     def _attempt(
-        self, channel: AttemptChannel, on_event: OnEvent | None, *ignored: Any
+        self, channel: AttemptChannel, on_event: OnEvent | None, *ignored: object
     ) -> list[Any] | None:
         with interruptible(), self._calls(channel) as calls:
             watch = AttemptMonitor(channel, calls.cancel, on_event)

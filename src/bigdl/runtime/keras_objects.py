@@ -27,7 +27,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
@@ -35,8 +35,11 @@ from bigdl.common.errors import LazyModule, UsageError
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
 else:
     keras = LazyModule("keras", "tf")
+
+T = TypeVar("T")
 
 _lock = threading.RLock()
 
@@ -143,7 +146,7 @@ class KerasConfig:
             return keras.saving.deserialize_keras_object(json.loads(self.content), safe_mode=False)
 
 
-def _json_of(value: Any) -> str:
+def _json_of(value: object) -> str:
     """Return the configuration of a Keras object as JSON."""
     return json.dumps(keras.saving.serialize_keras_object(value))
 
@@ -169,7 +172,7 @@ def reduce_keras_object(value: Any) -> Any:
     return NotImplemented
 
 
-def _tf_function(function: Any, options: dict[str, Any]) -> Any:
+def _tf_function(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     return importlib.import_module("tensorflow").function(function, **options)
 
 
@@ -206,16 +209,16 @@ class _NameRecorder(dict[str, Any]):
         self._kept: list[Any] = []  # keeps objects alive, so that their ids stay unique
         self.objects: dict[str, Any] = {}
 
-    def _is_ours(self, value: Any) -> bool:
+    def _is_ours(self, value: object) -> bool:
         return threading.get_ident() == self._thread and not _is_of_library(value)
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: object) -> bool:
         return self._is_ours(value) or super().__contains__(value)
 
     def __getitem__(self, value: Any) -> str:
         return self.name_of(value) if self._is_ours(value) else super().__getitem__(value)
 
-    def name_of(self, value: Any) -> str:
+    def name_of(self, value: object) -> str:
         """Return a unique name for a class or function."""
         if id(value) not in self._numbers:
             label = getattr(value, "__name__", type(value).__name__)
@@ -258,7 +261,9 @@ def _serialize(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, 
 def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
     """Context manager that makes Keras resolve names in a configuration to the given objects."""
 
-    def load(code: Any, defaults: Any = None, closure: Any = None, globs: Any = None) -> Any:
+    def load(
+        code: Any, defaults: object = None, closure: object = None, globs: object = None
+    ) -> Any:
         return objects[code[0] if isinstance(code, list | tuple) else code]
 
     with _replace_lambda_functions(load=load), keras.saving.custom_object_scope(dict(objects)):
@@ -266,7 +271,7 @@ def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _temporary_attribute(owner: Any, name: str, value: object) -> Iterator[None]:
     """Temporarily set an attribute of an object, bypassing Keras' attribute tracking."""
     if isinstance(owner, types.FunctionType):
         before = getattr(owner, name)
@@ -294,7 +299,7 @@ def _replace_lambda_functions(dump: Any = None, load: Any = None) -> Iterator[No
     functions: Any = importlib.import_module("keras.src.utils.python_utils")
     thread = threading.get_ident()
 
-    def dispatcher(replacement: Any, original: Any) -> Any:
+    def dispatcher(replacement: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def function(*arguments: Any, **keywords: Any) -> Any:
             is_ours = replacement is not None and threading.get_ident() == thread
@@ -323,7 +328,7 @@ def _lambdas_of(value: Any) -> list[Any]:
     return list(functions.values())
 
 
-def _register(name: str, value: Any) -> None:
+def _register(name: str, value: object) -> None:
     """Register a class or function under its original name, so that Keras files keep the name."""
     package, separator, label = name.partition(">")
     if separator and name not in keras.saving.get_custom_objects():
@@ -358,7 +363,7 @@ def _has_no_config(layer: object) -> bool:
 class _Makers(list[Any]):
     """List of pickled layers with a ``from_config`` that Keras calls to rebuild one of them."""
 
-    def from_config(self, config: Mapping[str, int]) -> Any:
+    def from_config(self, config: Mapping[str, int]) -> keras.Layer:
         """Rebuild the layer whose list index is in `config`."""
         return self[config["number"]].made()
 
@@ -388,7 +393,7 @@ class _LayerAttributes:
     weights: int
 
     @classmethod
-    def of(cls, layer: Any) -> _LayerAttributes:
+    def of(cls, layer: keras.Layer) -> _LayerAttributes:
         """Return the attributes of a layer for pickling.
 
         Raises
@@ -429,7 +434,7 @@ class _LayerAttributes:
         _AttributePickler(buffer, layer, objects).dump(kept)
         return cls(type(layer), arguments, buffer.getvalue(), objects, len(layer.weights))
 
-    def made(self) -> Any:
+    def made(self) -> keras.Layer:
         """Build the layer with initial weights."""
         is_model = issubclass(self.kind, keras.Model)
         layer: Any = self.kind.__new__(self.kind)  # type: ignore[call-overload]
@@ -480,7 +485,7 @@ def _names_of_base(is_model: bool) -> frozenset[str]:
         return frozenset(vars(keras.layers.Layer()))
 
     class Bare(keras.Model):
-        def call(self, x: Any) -> Any:
+        def call(self, x: T) -> T:
             return x
 
     bare = Bare()
@@ -492,11 +497,11 @@ def _names_of_base(is_model: bool) -> frozenset[str]:
 class _AttributePickler(cloudpickle.Pickler):
     """Pickler of layer attributes; it stores program classes as indices, Keras objects by value."""
 
-    def __init__(self, buffer: io.BytesIO, owner: Any, objects: list[Any]):
+    def __init__(self, buffer: io.BytesIO, owner: keras.Layer, objects: list[Any]):
         super().__init__(buffer)
         self._owner, self._objects = owner, objects
 
-    def persistent_id(self, value: Any) -> Any:
+    def persistent_id(self, value: object) -> str | int | None:
         """Return the placeholder that the pickle stores for an object, or None to pickle it."""
         if value is self._owner:
             return "owner"
@@ -505,7 +510,7 @@ class _AttributePickler(cloudpickle.Pickler):
             return len(self._objects) - 1
         return None
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         """Return the pickle reduction of a Keras object or tracked container."""
         if isinstance(
             value, _class_if_imported("keras.src.saving.keras_saveable", "KerasSaveable")
@@ -524,7 +529,7 @@ class _AttributePickler(cloudpickle.Pickler):
 
 
 class _AttributeUnpickler(pickle.Unpickler):
-    def __init__(self, content: bytes, owner: Any, objects: list[Any]):
+    def __init__(self, content: bytes, owner: keras.Layer, objects: list[Any]):
         super().__init__(io.BytesIO(content))
         self._owner, self._objects = owner, objects
 
@@ -532,11 +537,11 @@ class _AttributeUnpickler(pickle.Unpickler):
         return self._owner if pid == "owner" else self._objects[pid]
 
 
-def _variable(value: Any, options: dict[str, Any]) -> Any:
+def _variable(value: object, options: dict[str, Any]) -> keras.Variable:
     return keras.Variable(value, **options)
 
 
-def _seed_generator(config: dict[str, Any], state: Any) -> Any:
+def _seed_generator(config: dict[str, Any], state: np.ndarray) -> keras.random.SeedGenerator:
     generator = keras.random.SeedGenerator.from_config(config)
     generator.state.assign(state)
     return generator
@@ -546,14 +551,14 @@ def _seed_generator(config: dict[str, Any], state: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _writable_compile_config(value: Any, names: _NameRecorder) -> Iterator[None]:
+def _writable_compile_config(value: object, names: _NameRecorder) -> Iterator[None]:
     """Context manager that lets Keras save a model compiled with callables without a config."""
     config = getattr(value, "_compile_config", None)
     if config is None or not getattr(value, "compiled", False):
         yield
         return
 
-    def written(each: Any) -> Any:
+    def written(each: object) -> object:
         if not callable(each) or isinstance(each, type) or hasattr(each, "get_config"):
             return each
         is_named = isinstance(each, types.FunctionType) and each.__name__ != "<lambda>"
@@ -564,7 +569,7 @@ def _writable_compile_config(value: Any, names: _NameRecorder) -> Iterator[None]
         yield
 
 
-def _named_placeholder(name: str) -> Any:
+def _named_placeholder(name: str) -> Callable[[], None]:
     """Return a placeholder function that Keras saves as `name`."""
 
     def token() -> None:
@@ -592,7 +597,7 @@ class KerasOptimizer:
     values: list[Any]
 
     @classmethod
-    def of(cls, optimizer: Any, model: Any) -> KerasOptimizer:
+    def of(cls, optimizer: keras.Optimizer, model: keras.Model) -> KerasOptimizer:
         """Return the serialized optimizer of a model."""
         config = KerasConfig.of(optimizer)
         numbers = {id(weight): n for n, weight in enumerate(model.weights)}
@@ -603,7 +608,7 @@ class KerasOptimizer:
         values = [keras.ops.convert_to_numpy(each) for each in optimizer.variables]
         return cls(config, [n for n in updated if n is not None], values)
 
-    def made(self, model: Any) -> Any:
+    def made(self, model: keras.Model) -> keras.Optimizer:
         """Rebuild the optimizer for a copy of the model."""
         optimizer = self.config.made()
         if self.weights and model.built:
@@ -613,12 +618,12 @@ class KerasOptimizer:
         return optimizer
 
 
-def _compile_state(model: Any) -> dict[str, Any]:
+def _compile_state(model: keras.Model) -> dict[str, Any]:
     """Return the compile arguments and attributes that Keras does not save with a model."""
     if not isinstance(model, keras.Model):
         return {}
 
-    def carried(each: Any) -> Any:
+    def carried(each: object) -> object:
         if isinstance(each, keras.optimizers.Optimizer):
             return KerasOptimizer.of(each, model)
         return KerasConfig.of(each) if isinstance(each, compile_classes) else each
@@ -646,10 +651,10 @@ def _compile_state(model: Any) -> dict[str, Any]:
     return {"compile": arguments, "set": {**optimizers, **attributes}}
 
 
-def _compile_copy(model: Any, compiled: Mapping[str, Any]) -> None:
+def _compile_copy(model: keras.Model, compiled: Mapping[str, Any]) -> None:
     """Compile a copy of a model like the original, bypassing a custom ``compile``."""
 
-    def made(each: Any) -> Any:
+    def made(each: object) -> object:
         if isinstance(each, KerasOptimizer):
             return each.made(model)
         return each.made() if isinstance(each, KerasConfig) else each

@@ -139,7 +139,7 @@ class MessageAuthenticator:
         self._mac = hmac.new(key, digestmod=hashlib.sha256)
         self._number = 0
 
-    def sign(self, head: Any, body: Any = b"") -> Sequence[Any]:
+    def sign(self, head: object, body: Any = b"") -> Sequence[Any]:
         """Return the parts of a signed frame in sending order.
 
         Parameters

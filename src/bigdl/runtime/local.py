@@ -291,7 +291,7 @@ class InProcessJob(Job):
         return Channel(None)
 
     def _attempt(
-        self, channel: AttemptChannel, on_event: OnEvent | None, *ignored: Any
+        self, channel: AttemptChannel, on_event: OnEvent | None, *ignored: object
     ) -> list[Any] | None:
         watch = AttemptMonitor(channel, lambda: None, on_event)
         driver = InProcessConnection(channel, watch.poll)
@@ -336,7 +336,7 @@ class LocalWorker(WorkerProcess):
         with contextlib.closing(encoded(_make_caller, "The local worker")) as make:
             super().__init__(rank, slot, make)
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def submit(self, function: Callable[..., Any], *arguments: object) -> None:
         """Call a function in the worker, in the program's current directory."""
         call = (function, arguments, _working_directory())
         message = encoded(call, "The function or its arguments")

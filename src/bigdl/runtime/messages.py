@@ -60,7 +60,7 @@ class PickledMessage:
             self.memory = None
 
 
-def encode(value: Any) -> PickledMessage:
+def encode(value: object) -> PickledMessage:
     """Pickle an object into a message.
 
     ``cloudpickle`` pickles lambdas, closures and classes of a script. A tensor keeps its memory
@@ -90,7 +90,7 @@ def encode(value: Any) -> PickledMessage:
     return PickledMessage(sizes, content, memory)
 
 
-def encoded(value: Any, what: str) -> PickledMessage:
+def encoded(value: object, what: str) -> PickledMessage:
     """Pickle an object into a message; on failure, raise a UsageError about `what`."""
     try:
         return encode(value)
@@ -190,7 +190,7 @@ def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
 @functools.cache
 def _pickler() -> type:
     class TensorPickler(value_pickler()):  # type: ignore[misc]  # created on first use
-        def reducer_override(self, value: Any) -> Any:
+        def reducer_override(self, value: object) -> Any:
             reduced = _reduced_tensor(value)
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 

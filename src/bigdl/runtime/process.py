@@ -7,6 +7,8 @@ spawn cannot find the definitions of a notebook. A worker is pinned to its cores
 packages, and never outlives its parent, even if the parent is killed.
 """
 
+from __future__ import annotations
+
 import contextlib
 import multiprocessing
 import os

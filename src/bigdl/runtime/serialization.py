@@ -6,6 +6,8 @@ names of 2.x.  It reads a pickle if the caller passes its digest, if it has plai
 the caller passes ``trust=True``.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import hmac
@@ -52,7 +54,7 @@ class _PlainUnpickler(pickle.Unpickler):
             module = f"{core}.{module.rpartition('.')[2]}"
         return super().find_class(module, name)
 
-    def persistent_load(self, pid: Any) -> NoReturn:
+    def persistent_load(self, pid: object) -> NoReturn:
         raise UsageError(
             "The pickle refers to objects that are not in it and cannot be read",
             code="file-damaged",
@@ -88,14 +90,14 @@ def _file_of(code: types.CodeType) -> str:
     return "".join(code.co_filename)
 
 
-def dumps_by_value(value: Any) -> bytes:
+def dumps_by_value(value: object) -> bytes:
     """Pickle an object that may refer to lambdas or to classes of a notebook."""
     buffer = io.BytesIO()
     value_pickler()(buffer).dump(value)
     return buffer.getvalue()
 
 
-def pickled_by_value(value: Any, failure: str, advice: str) -> bytes:
+def pickled_by_value(value: object, failure: str, advice: str) -> bytes:
     """Pickle an object by value; raise an error that names the part that cannot be pickled.
 
     Raises
@@ -114,7 +116,7 @@ def pickled_by_value(value: Any, failure: str, advice: str) -> bytes:
         ) from error
 
 
-def _unpicklable_name(value: Any, depth: int = 6) -> str:
+def _unpicklable_name(value: object, depth: int = 6) -> str:
     """Return the name of the variable or attribute that cannot be pickled, or ""."""
     if depth == 0:
         return ""
@@ -171,7 +173,7 @@ class SafePickle:
 
     @classmethod
     def dump(
-        cls, obj: Any, file: BinaryIO, return_digest: bool = False, **kwargs: Any
+        cls, obj: object, file: BinaryIO, return_digest: bool = False, **kwargs: Any
     ) -> str | None:
         """Pickle an object into an open file.
 
@@ -194,7 +196,7 @@ class SafePickle:
         return digest_of(data) if return_digest else None
 
     @classmethod
-    def dumps(cls, obj: Any, return_digest: bool = False, **kwargs: Any) -> Any:
+    def dumps(cls, obj: object, return_digest: bool = False, **kwargs: Any) -> Any:
         """Pickle an object; return bytes, or (bytes, digest) with `return_digest`."""
         data = pickle.dumps(obj, **kwargs)
         return (data, digest_of(data)) if return_digest else data

@@ -95,7 +95,7 @@ class Worker:
         """Return the `state` bytes that the driver passed to this attempt; for rank 0 only."""
         return self.driver.state()
 
-    def progress(self, **values: Any) -> None:
+    def progress(self, **values: object) -> None:
         """Record the program's progress; the next heartbeat sends it to the driver."""
         self.driver.note_progress(values)
 

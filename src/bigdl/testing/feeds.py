@@ -17,6 +17,7 @@ from bigdl.runtime.local import LocalEngine
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from numpy.typing import ArrayLike
 
     from bigdl.runtime.worker import Worker
 
@@ -72,7 +73,7 @@ class FeedContract:
         """Return the input as a user passes it to ``predict``; by default :meth:`data`."""
         return self.data()
 
-    def predictions(self, predicted: Any) -> npt.NDArray[Any]:
+    def predictions(self, predicted: ArrayLike) -> npt.NDArray[Any]:
         """Convert the result of ``predict`` to an array with one entry per row."""
         return np.asarray(predicted)
 

@@ -42,7 +42,9 @@ def _same(actual: Any, wanted: Any, tolerance: float) -> bool:
     return type(actual) is type(wanted) and bool(actual == wanted)
 
 
-def assert_same_values(found: Any, wanted: Any, tolerance: float = 0.0, what: str = "") -> None:
+def assert_same_values(
+    found: object, wanted: object, tolerance: float = 0.0, what: str = ""
+) -> None:
     """Assert that nested lists, dicts and values are equal; NaN equals NaN.
 
     Parameters

@@ -14,7 +14,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 import cloudpickle
 import numpy as np
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
     ArrayPositions = dict[str | None, tuple[int, int | None]]  # array and column by key
     _Item = tuple[tuple[int, int], tuple[int, ...], list[Any]]  # see _BatchMaker
+    from bigdl.runtime.worker import Worker
+
+T = TypeVar("T")
 
 
 def casts(
@@ -147,7 +150,7 @@ def zero_column(leaves: list[Any], rows: int) -> Any:
     return arrays.get(None, arrays)
 
 
-def form_of(batch: Any) -> Any:
+def form_of(batch: object) -> Any:
     """Return the dtype and dimension count of each tensor, in the structure of the batch."""
     import torch
 
@@ -215,6 +218,10 @@ class Pass:
     rank: int = 0
     window: int = 0
     ranges: Callable[[], Iterator[tuple[int, int]]] = lambda: iter(())
+
+
+RowOrder: TypeAlias = "np.ndarray | WindowedOrder"
+"""Row indices of a pass, by position."""
 
 
 class BatchSource(ABC):
@@ -474,7 +481,7 @@ class TensorShard(BatchSource):
         total = sum(tensor.nbytes for tensor in self._tensors.values())
         return 0 if total <= memory else max(1, memory * self.rows // total)
 
-    def order(self, of: Pass) -> Any:
+    def order(self, of: Pass) -> RowOrder | None:
         """Return the row order of a pass, for :meth:`batch`."""
         if not of.shuffle:
             return None
@@ -556,7 +563,7 @@ class TensorShard(BatchSource):
     def _ids(self) -> np.ndarray:
         return row_ids([tensor.numpy() for tensor in self._tensors.values()], self.rows)
 
-    def ids_from(self, order: Any, start: int) -> np.ndarray | None:
+    def ids_from(self, order: RowOrder | None, start: int) -> np.ndarray | None:
         if sum(tensor.nbytes for tensor in self._tensors.values()) > LARGEST:
             return None
         return self._ids[start:] if order is None else self._ids[order[start : len(order)]]
@@ -572,7 +579,9 @@ class TensorShard(BatchSource):
         rows = order[0 : self.rows]
         return np.asarray(rows[share[rows]])
 
-    def batch(self, start: int, stop: int, order: Any = None) -> list[Any] | dict[str, Any]:
+    def batch(
+        self, start: int, stop: int, order: RowOrder | None = None
+    ) -> list[Any] | dict[str, Any]:
         """Copy the rows `start`...`stop` of an order.
 
         Parameters
@@ -607,7 +616,7 @@ class TensorShard(BatchSource):
             else:
                 taken[i] = rows.clone() if order is None else rows
 
-        def column(positions: ArrayPositions) -> Any:
+        def column(positions: ArrayPositions) -> object:
             values: dict[str | None, Any] = {}
             for key, (i, j) in positions.items():
                 value = cast("torch.Tensor", taken[i] if j is None else taken[i][j])
@@ -820,7 +829,7 @@ def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str
             source.deal(sync.rank, sync.world_size)
 
 
-def all_gather_json(sync: GradientSync, value: Any) -> list[Any]:
+def all_gather_json(sync: GradientSync, value: object) -> list[Any]:
     """Gather a JSON-serializable value of every rank on every rank; a collective operation."""
     gathered = sync.gather(json.dumps(value).encode())
     both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
@@ -854,7 +863,7 @@ class BatchSettings:
     inputs: list[Any] | None = field(default=None, kw_only=True)
 
     def open_batches(
-        self, shard: Any, worker: Any, config: dict[str, Any], made: Any = None
+        self, shard: Any, worker: Worker, config: dict[str, Any], made: Any = None
     ) -> BatchSource:
         """Return a source that reads the rows of a worker's shard in batches.
 
@@ -1168,14 +1177,14 @@ class _Processes:
 class _ByValue:
     """Wrapper that pickles its object by value, including classes of ``__main__``."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self._value = value
 
     def __reduce__(self) -> tuple[Any, ...]:
         return cloudpickle.loads, (cloudpickle.dumps(self._value),)
 
 
-def _unchanged(batch: Any) -> Any:
+def _unchanged(batch: T) -> T:
     return batch
 
 

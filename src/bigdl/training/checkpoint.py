@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import disk_error, is_local_storage, open_file_system, write_reason
@@ -39,6 +39,9 @@ from bigdl.training.manifest import FORMAT, check_fields, check_manifest
 from bigdl.training.position import Position
 from bigdl.training.remaining_rows import IDS
 from bigdl.training.slices import SavedSlices, file_name, write_slice
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -415,7 +418,7 @@ def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
     return run.read(names[version])
 
 
-def make_private(fs: Any, path: str, mode: int = 0o700) -> None:
+def make_private(fs: AbstractFileSystem, path: str, mode: int = 0o700) -> None:
     """Restrict a file or folder to its owner, on local file systems and WebHDFS.
 
     Other stores have no file permissions, or configure them elsewhere.
@@ -427,7 +430,7 @@ def make_private(fs: Any, path: str, mode: int = 0o700) -> None:
             fs.chmod(path, f"{mode:o}")
 
 
-def _names_in(fs: Any, folder: str) -> list[str]:
+def _names_in(fs: AbstractFileSystem, folder: str) -> list[str]:
     """Return the names of a folder's entries; an empty list if the folder does not exist."""
     if not fs.exists(folder):
         return []

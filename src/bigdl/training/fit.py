@@ -11,6 +11,8 @@ A :class:`TrainingSession` keeps the state of an Estimator between fits.  After 
 are never retried.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import logging
@@ -56,6 +58,8 @@ from bigdl.training.timing import StepSums, rank_numbers, rank_times
 if TYPE_CHECKING:
     import numpy as np
 
+    from bigdl.runtime.shards.feed import Feed
+
 logger = logging.getLogger("bigdl.orca")
 
 _VOTE_STEPS = 10  # steps between two votes, if these take less than VOTE_S
@@ -92,7 +96,7 @@ class TrainingSession:
         model_dir: str | None,
         sync: type[GradientSync],
         keep: int = 2,
-        run_call: "Callable[[FitCall], Checkpoint] | None" = None,
+        run_call: Callable[[FitCall], Checkpoint] | None = None,
     ):
         self.snapshot: Checkpoint | None = None
         self.journal = FitJournal()
@@ -147,7 +151,7 @@ class TrainingSession:
     def fit(
         self,
         engine: Engine,
-        feed: Any,
+        feed: Feed,
         program_of: Callable[[Any], Callable[..., Any]],
         settings: RunSettings,
         *,
@@ -211,7 +215,7 @@ class TrainingSession:
     def _train(
         self,
         engine: Engine,
-        feed: Any,
+        feed: Feed,
         program_of: Callable[[Any], Callable[..., Any]],
         settings: RunSettings,
         policy: FailurePolicy,
@@ -262,7 +266,7 @@ class TrainingSession:
         first = settings.stop_at.first
         progress.finish(self.position.epoch_metrics(first, self.position.epochs_with_metrics))
 
-    def _load_resumed(self, resume: Any) -> None:
+    def _load_resumed(self, resume: object) -> None:
         """Load the checkpoint that `resume` names, if there is one."""
         if not isinstance(resume, str):
             raise UsageError(
@@ -860,7 +864,7 @@ class WorkerStep(TrainingStep):
     def put_sums(self, states: list[dict[str, Any]]) -> None:
         """Add the partial epoch metrics of all ranks' states to the sums of this rank."""
 
-    def slices(self) -> "dict[str, np.ndarray]":
+    def slices(self) -> dict[str, np.ndarray]:
         """Return this rank's rows of sharded tables, under the same names on all ranks."""
         return {}
 
@@ -872,7 +876,7 @@ class WorkerStep(TrainingStep):
         """Return the manifest fields of the input, see :func:`input_facts`."""
 
     @abstractmethod
-    def left(self) -> "np.ndarray | None":
+    def left(self) -> np.ndarray | None:
         """Return the ids of this worker's remaining rows in the epoch; None if rows have no ids."""
 
 
@@ -1056,7 +1060,7 @@ class WorkerCheckpointer(Checkpointer):
 
         self._writer.start(partial(write, directory, snapshot))
 
-    def _left_everywhere(self, directory: CheckpointDirectory) -> "dict[str, np.ndarray]":
+    def _left_everywhere(self, directory: CheckpointDirectory) -> dict[str, np.ndarray]:
         """Return this worker's remaining row ids by array name; empty unless all ranks have ids."""
         if not self._state.position.batch:
             return {}
@@ -1066,7 +1070,7 @@ class WorkerCheckpointer(Checkpointer):
         return {}
 
     def _write_slices(
-        self, directory: CheckpointDirectory, slices: "dict[str, np.ndarray]"
+        self, directory: CheckpointDirectory, slices: dict[str, np.ndarray]
     ) -> tuple[str, dict[str, list[dict[str, Any]]]]:
         """Write this rank's slices; return the common folder and the descriptions of all slices."""
         aside = None

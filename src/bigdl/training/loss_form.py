@@ -348,7 +348,7 @@ def map_tensors(function: Callable[..., Any], value: Any) -> Any:
     return value
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: object) -> list[torch.Tensor]:
     """Return the tensors of a nested structure."""
     tensors: list[torch.Tensor] = []
 
@@ -577,7 +577,7 @@ class LossWeights:
         Why the reduction is unknown.
     """
 
-    def __init__(self, known: str = "", loss_weight: Any = None):
+    def __init__(self, known: str = "", loss_weight: Callable[..., float] | str | None = None):
         self._loss_weight = loss_weight if callable(loss_weight) else None
         if isinstance(loss_weight, str):
             self.reduction = loss_weight
@@ -621,7 +621,7 @@ class LossWeights:
             self.reduction = DIVISOR
         return False
 
-    def of(self, loss: Any, output: Any, target: Any, rows: int) -> float:
+    def of(self, loss: Any, output: object, target: object, rows: int) -> float:
         """Return the weight of a worker's part of a batch.
 
         Parameters

@@ -24,7 +24,7 @@ _COUNT = "an integer of at least 0"
 _REQUIRED = ("files", "epoch", "step", "global_step")
 
 
-def check_manifest(manifest: Any) -> None:
+def check_manifest(manifest: object) -> None:
     """Raise an error if this version cannot read a manifest.
 
     Parameters
@@ -72,7 +72,7 @@ def check_fields(manifest: dict[str, Any], names: Iterable[str]) -> None:
         raise ValueError(f"its manifest has no {', '.join(missing)}")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) < 60 else f"{text[:56]} ..."
 
@@ -81,11 +81,11 @@ def _is_count(value: Any) -> bool:
     return _is_integer(value) and value >= 0
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -105,7 +105,7 @@ def _has(**checks: _Check) -> _Check:
     )
 
 
-def _is_dtype(value: Any) -> bool:
+def _is_dtype(value: object) -> bool:
     try:
         return isinstance(value, str) and np.dtype(value) is not None
     except TypeError:

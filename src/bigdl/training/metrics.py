@@ -9,11 +9,15 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.state import dumps, loads
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 
 class EvaluationMetrics(dict[str, Any]):
@@ -375,7 +379,7 @@ class MetricValue(float):
 
     tolist = item
 
-    def numpy(self) -> Any:
+    def numpy(self) -> np.ndarray:
         """Return the value as a 0-D NumPy array."""
         import numpy as np
 
@@ -391,14 +395,14 @@ class MetricValue(float):
     def __torch_function__(
         cls,
         function: Callable[..., Any],
-        types: Any,
+        types: object,
         arguments: tuple[Any, ...] = (),
         keywords: dict[str, Any] | None = None,
     ) -> Any:
         """Call a torch function with tensors in place of metric values."""
         import torch
 
-        def tensor(value: Any) -> Any:
+        def tensor(value: object) -> object:
             return torch.tensor(float(value)) if isinstance(value, MetricValue) else value
 
         named = {name: tensor(value) for name, value in (keywords or {}).items()}
@@ -441,7 +445,7 @@ class MetricDict(dict[str, Any]):
         return super().get(self._other(key), default)
 
 
-def _name_of_metric(key: Any) -> str | None:
+def _name_of_metric(key: object) -> str | None:
     """Normalize a metric's name; return None for losses and counts."""
     if not isinstance(key, str):
         return None
@@ -460,15 +464,15 @@ def as_returned(metrics: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _number(value: Any) -> Any:
+def _number(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _metric(value: Any) -> Any:
+def _metric(value: Any) -> float | torch.Tensor | tuple[Any, ...]:
     return _tensor(value) if isinstance(value, list | dict) else MetricValue(_number(value))
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value: Any) -> torch.Tensor | tuple[Any, ...]:
     import torch
 
     if isinstance(value, dict):  # a curve: several tensors

@@ -229,7 +229,7 @@ class Trigger(ABC):
         return self
 
     @staticmethod
-    def convert_trigger(trigger: Any) -> Trigger:
+    def convert_trigger(trigger: object) -> Trigger:
         """Convert a trigger or its name to a Trigger.
 
         Parameters

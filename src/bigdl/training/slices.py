@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.lib.format as npy
@@ -20,6 +20,9 @@ from bigdl.common.errors import UsageError
 from bigdl.common.platform.files import advise
 from bigdl.common.storage import is_local_storage, open_file_system
 from bigdl.runtime.collectives.rows import rows_of_rank
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 BROADCAST = 1 << 30  # bytes of tables up to which a prediction sends them with the model
 _PIECE = 1 << 24  # bytes that are read or written at once
@@ -30,7 +33,7 @@ def file_name(array: str, rank: int) -> str:
     return f"rows.{array}.{rank:05d}.npy"
 
 
-def write_slice(fs: Any, path: str, rows: np.ndarray) -> dict[str, Any]:
+def write_slice(fs: AbstractFileSystem, path: str, rows: np.ndarray) -> dict[str, Any]:
     """Write a slice to a file; return its description for the manifest.
 
     Parameters
@@ -204,7 +207,9 @@ def _header(content: bytes) -> tuple[Any, ...]:
         raise ValueError("it is not a file of NumPy's format") from error
 
 
-def _blocks(fs: Any, path: str, described: dict[str, Any]) -> Iterator[tuple[int, np.ndarray]]:
+def _blocks(
+    fs: AbstractFileSystem, path: str, described: dict[str, Any]
+) -> Iterator[tuple[int, np.ndarray]]:
     """Yield blocks of a file's rows with the index of their first row, then verify the checksum."""
     with fs.open(path, "rb") as file:
         start = file.read(npy.MAGIC_LEN + 2)

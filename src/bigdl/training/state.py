@@ -23,7 +23,7 @@ import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -31,12 +31,15 @@ from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+    from pyspark import TaskContext
 
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
 
+T = TypeVar("T")
 
-def dumps(value: Any) -> bytes:
+
+def dumps(value: object) -> bytes:
     """Serialize tensors and plain containers with ``torch.save``, with all tensors on the CPU."""
     import torch
 
@@ -311,7 +314,7 @@ def _assigned_gpu(count: int) -> int | None:
     return int(address) if address.isdigit() and int(address) < count else None
 
 
-def _spark_task() -> Any:
+def _spark_task() -> TaskContext | None:
     """Return the TaskContext if this process runs a Spark task, else None."""
     pyspark = sys.modules.get("pyspark")
     return None if pyspark is None else pyspark.TaskContext.get()

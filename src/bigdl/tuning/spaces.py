@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import NormalDist
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from bigdl.training.state import isolated_rng, mixed_seed
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import BaseTrial
+
+T = TypeVar("T")
 
 distributions = LazyModule("optuna.distributions", "automl")
 
@@ -184,7 +186,7 @@ def _random_value(distribution: Any, rng: np.random.Generator) -> Any:
     return int(rng.integers(low, high, endpoint=True))
 
 
-def visit(value: Any, naming: Naming, name: str) -> None:
+def visit(value: object, naming: Naming, name: str) -> None:
     """Name the domains in a search-space value, which may be a Python container."""
     if isinstance(value, Lazy):
         value.visit(naming, name)
@@ -211,7 +213,7 @@ def resolve_category(value: Any, assignment: Assignment) -> Any:
     return resolve(value, assignment) if holds_lazy(value) else value
 
 
-def holds_lazy(value: Any) -> bool:
+def holds_lazy(value: object) -> bool:
     """Return True if a value contains lazy objects."""
     return isinstance(value, Lazy) or any(holds_lazy(inner) for _, inner in _parts(value))
 
@@ -616,7 +618,7 @@ class SearchSpace:
         if not any(around):
             return product
 
-        def differs(point: Any) -> bool:
+        def differs(point: Sequence[int]) -> bool:
             return all(
                 not index or all(point[other] == category for other, category in conditions)
                 for index, conditions in zip(point, around, strict=True)

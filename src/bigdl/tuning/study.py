@@ -343,7 +343,7 @@ def trial_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).set_index("number")
 
 
-def _direction(direction: Any) -> str:
+def _direction(direction: object) -> str:
     """Normalize a direction to "minimize" or "maximize"."""
     name = getattr(direction, "name", direction)  # also Optuna's enumeration
     if not isinstance(name, str) or name.lower() not in _DIRECTIONS:
@@ -444,7 +444,7 @@ def propose_again(study: Study, trial: FrozenTrial) -> bool:
     return True
 
 
-def _has_ended(process: Any) -> bool:
+def _has_ended(process: tuple[str, int, float] | None) -> bool:
     """Return True if a recorded process of this machine has ended."""
     if process is None or process[0] != host_name():
         return False

@@ -21,6 +21,8 @@ from bigdl.common.errors import UsageError
 from bigdl.common.storage import exists, is_local_path, joined, open_file_system
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from bigdl.data.lake_tables.table import LakeTable
 
 __all__ = ["is_lake", "is_table_object", "open_table"]
@@ -91,7 +93,7 @@ def open_table(data: Any) -> LakeTable:
     return _module(table_format).open_path(path, version)
 
 
-def is_lake(data: Any) -> bool:
+def is_lake(data: object) -> bool:
     """Return True for a Delta or Iceberg table, False for paths of Parquet files.
 
     Examples
@@ -109,7 +111,7 @@ def is_lake(data: Any) -> bool:
     return any(isinstance(p, str | os.PathLike) and _lake_at(os.fspath(p)) for p in paths)
 
 
-def is_table_object(data: Any) -> bool:
+def is_table_object(data: object) -> bool:
     """Return True for a table object of deltalake or pyiceberg.
 
     Examples
@@ -124,7 +126,7 @@ def is_table_object(data: Any) -> bool:
     return _format_of_object(data) is not None
 
 
-def _format_of_object(data: Any) -> str | None:
+def _format_of_object(data: object) -> str | None:
     for cls in type(data).__mro__:
         for (package, name), table_format in _TABLE_CLASSES.items():
             if cls.__name__ == name and cls.__module__.startswith(package):
@@ -159,5 +161,5 @@ def _format_of_folder(path: str) -> str | None:
     return None
 
 
-def _module(table_format: str) -> Any:
+def _module(table_format: str) -> ModuleType:
     return import_module(f"{__name__}.{table_format}")

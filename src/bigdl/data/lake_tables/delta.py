@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -15,6 +15,9 @@ from bigdl.data.lake_tables.table import KEY, DataFile, LakeTable, files_identit
 
 require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 _KNOWN_FEATURES = {  # reader features; tables that need others are rejected
     "columnMapping",
@@ -64,13 +67,13 @@ def open_path(path: str, version: str | None) -> LakeTable:
     return _to_lake_table(table, path, is_pinned=requested is not None)
 
 
-def open_object(table: Any) -> LakeTable:
+def open_object(table: DeltaTable) -> LakeTable:
     """Open a ``deltalake.DeltaTable`` at its loaded version."""
     path = plain_path(unquote(table.table_uri)).rstrip("/")
     return _to_lake_table(table, path, is_pinned=True)
 
 
-def _to_lake_table(table: Any, path: str, *, is_pinned: bool) -> LakeTable:
+def _to_lake_table(table: DeltaTable, path: str, *, is_pinned: bool) -> LakeTable:
     version = f"delta:{path}@v{table.version()}"
     protocol = table.protocol()
     unknown = set(protocol.reader_features or ()) - _KNOWN_FEATURES
@@ -100,7 +103,7 @@ def _to_lake_table(table: Any, path: str, *, is_pinned: bool) -> LakeTable:
     )
 
 
-def _identity(table: Any) -> dict[str, Any]:
+def _identity(table: DeltaTable) -> dict[str, Any]:
     actions = pa.table(table.get_add_actions(flatten=True))
     facts = zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True)
     return files_identity(str(table.metadata().id), list(facts))
@@ -114,7 +117,7 @@ def _with_column_mapping(arrow: pa.Field, doc: dict, by_id: bool) -> pa.Field:
     return pa.field(arrow.name, type_, arrow.nullable, {KEY: str(key).encode()})
 
 
-def _type_with_column_mapping(arrow: pa.DataType, doc: Any, by_id: bool) -> pa.DataType:
+def _type_with_column_mapping(arrow: pa.DataType, doc: object, by_id: bool) -> pa.DataType:
     if not isinstance(doc, dict):
         return arrow
     if doc["type"] == "struct":
@@ -132,7 +135,7 @@ def _type_with_column_mapping(arrow: pa.DataType, doc: Any, by_id: bool) -> pa.D
     )
 
 
-def _files(table: Any, root: str) -> list[DataFile]:
+def _files(table: DeltaTable, root: str) -> list[DataFile]:
     deleted = {}
     for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
         for path, kept in zip(

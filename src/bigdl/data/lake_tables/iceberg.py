@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,14 @@ from bigdl.data.lake_tables.table import FIELD_ID, KEY, DataFile, LakeTable, fil
 require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import DataScan, FileScanTask
+    from pyiceberg.table import Table as IcebergTable
+    from pyiceberg.types import NestedField
 
 _METADATA = re.compile(r"v?(\d+)(-[^/]*)?(\.gz)?\.metadata\.json(\.gz)?")
 _VERSION = re.compile(r"([^:]+)(?::schema=(\d+))?")
@@ -54,7 +62,7 @@ def open_path(path: str, version: str | None) -> LakeTable:
     return _to_lake_table(scan, schema, path, is_pinned=version is not None)
 
 
-def open_object(data: Any) -> LakeTable:
+def open_object(data: IcebergTable | DataScan) -> LakeTable:
     """Open a pyiceberg table, or a pyiceberg scan without row filter and limit."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.table import DataScan
@@ -97,7 +105,7 @@ def _newest_metadata(path: str) -> str:
     return newest[0]
 
 
-def _snapshot_of(table: Any, path: str, version: str | None) -> int | None:
+def _snapshot_of(table: IcebergTable, path: str, version: str | None) -> int | None:
     if version is None:
         return None
     snapshot = (
@@ -117,7 +125,7 @@ def _snapshot_of(table: Any, path: str, version: str | None) -> int | None:
     return snapshot.snapshot_id
 
 
-def _schema_of(table: Any, path: str, schema_id: int) -> Any:
+def _schema_of(table: IcebergTable, path: str, schema_id: int) -> Schema:
     schemas = table.schemas()
     if schema_id not in schemas:
         raise UsageError(
@@ -129,7 +137,7 @@ def _schema_of(table: Any, path: str, schema_id: int) -> Any:
     return schemas[schema_id]
 
 
-def _to_lake_table(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> LakeTable:
+def _to_lake_table(scan: DataScan, schema: Schema, path: str, *, is_pinned: bool) -> LakeTable:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     snapshot = scan.snapshot()
@@ -186,7 +194,7 @@ def _type_with_field_ids(type_: pa.DataType) -> pa.DataType:
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(type_, type_)
 
 
-def _refuse_nested_defaults(field: Any, version: str) -> None:
+def _refuse_nested_defaults(field: NestedField, version: str) -> None:
     for child in getattr(field.field_type, "fields", ()):
         if child.initial_default is not None:
             raise UsageError(
@@ -203,13 +211,13 @@ def _refuse_nested_defaults(field: Any, version: str) -> None:
 class _DataFiles:
     """Converter of pyiceberg scan tasks to :class:`DataFile` objects."""
 
-    def __init__(self, scan: Any, schema: Any, version: str):
+    def __init__(self, scan: DataScan, schema: Schema, version: str):
         self._io, self._schema, self._version = scan.io, schema, version
         self._specs = scan.table_metadata.specs()
         self._names = scan.table_metadata.name_mapping()
         self._deletes: dict[str, dict[str, list[np.ndarray]]] = {}
 
-    def data_file(self, task: Any) -> DataFile:
+    def data_file(self, task: FileScanTask) -> DataFile:
         """Return the data file of a scan task, with the positions of its deleted rows."""
         from pyiceberg.manifest import FileFormat
 
@@ -229,7 +237,7 @@ class _DataFiles:
         deleted = np.unique(np.concatenate(deletions)) if deletions else None
         return DataFile(_path_in_file_system(file.file_path), self._constants(file), deleted)
 
-    def _constants(self, file: Any) -> tuple[tuple[str, Any], ...]:
+    def _constants(self, file: IcebergFile) -> tuple[tuple[str, Any], ...]:
         """Return values for columns missing in a file: partition values or column defaults."""
         from pyiceberg.transforms import IdentityTransform
 
@@ -244,7 +252,7 @@ class _DataFiles:
         names = {field.field_id: field.name for field in self._schema.fields}
         return tuple((names[i], value) for i, value in values.items() if i in names)
 
-    def _deletes_in(self, file: Any) -> dict[str, list[np.ndarray]]:
+    def _deletes_in(self, file: IcebergFile) -> dict[str, list[np.ndarray]]:
         """Return the row positions that a delete file marks as deleted, by data file."""
         from pyiceberg.manifest import FileFormat
 
@@ -293,7 +301,7 @@ def _positions(url: str) -> dict[str, list[np.ndarray]]:
     return {path: [each.values.to_numpy()] for path, each in zip(paths, positions, strict=True)}
 
 
-def _vectors(io: Any, url: str) -> dict[str, list[np.ndarray]]:
+def _vectors(io: FileIO, url: str) -> dict[str, list[np.ndarray]]:
     """Return the deleted row positions in a Puffin file's deletion vectors, by data file."""
     from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
     from pyiceberg.table.puffin import PuffinFile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError, require
 from bigdl.common.storage import open_file_system
@@ -12,6 +12,9 @@ from bigdl.data.lake_tables.table import DataFile, LakeTable, files_identity
 require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.dataset as ds  # noqa: E402
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 
 def open_files(urls: Sequence[str]) -> LakeTable:
@@ -54,7 +57,7 @@ def open_files(urls: Sequence[str]) -> LakeTable:
     return LakeTable(urls[0], schema, files, identity=files_identity(None, facts))
 
 
-def _content_facts(system: Any, path: str) -> tuple:
+def _content_facts(system: AbstractFileSystem, path: str) -> tuple:
     """Return a file's size and its modification time or ETag, to detect changed content."""
     info = system.info(path)
     keys = ("mtime", "ETag", "etag", "LastModified", "last_modified", "updated", "created")

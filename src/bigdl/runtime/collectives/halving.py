@@ -9,12 +9,17 @@ The order of additions is a tree over the ranks, the same for every element. So 
 equal for any placement of the ranks and any split of a vector.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 import operator
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
 
 HALVING_MIN_WORLD_SIZE = 8
 """Minimum number of workers; with fewer a ring has about as few rounds."""
@@ -58,7 +63,7 @@ class HalvingDoubling:
         reach a later one.
     """
 
-    def __init__(self, library: Any, rank: int, world_size: int, group: Any = None):
+    def __init__(self, library: Any, rank: int, world_size: int, group: object = None):
         self._library, self._group = library, group
         self.ranks_by_stride: dict[
             int, list[int]
@@ -73,7 +78,7 @@ class HalvingDoubling:
         self._pools = [ThreadPool(1) for _ in range(_AT_ONCE)]
         self._started = 0
 
-    def start(self, tensor: Any) -> Callable[[], None]:
+    def start(self, tensor: torch.Tensor) -> Callable[[], None]:
         """Start summing a tensor in the background; all ranks must start sums in the same order.
 
         Parameters
@@ -111,7 +116,7 @@ class HalvingDoubling:
         for pool in self._pools:
             pool.close()
 
-    def sum(self, tensor: Any, turn: int, block: int = 1) -> None:
+    def sum(self, tensor: torch.Tensor, turn: int, block: int = 1) -> None:
         """Sum a tensor over the ranks in place; unlike :meth:`start`, wait for the result.
 
         Parameters
@@ -153,7 +158,7 @@ class HalvingDoubling:
             _TAG + turn,
         )
 
-    def _receive_buffers(self, turn: int, like: Any, count: int) -> list[Any]:
+    def _receive_buffers(self, turn: int, like: torch.Tensor, count: int) -> list[torch.Tensor]:
         """Return `count` receive buffers shaped like a tensor, in reused memory."""
         size = count * len(like)
         buffers = self._buffers.get((turn, like.dtype))

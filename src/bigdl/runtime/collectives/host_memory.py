@@ -237,7 +237,9 @@ class SharedBuffer(SumBuffer):
         float32 or float64.
     """
 
-    def __init__(self, sync: GradientSync, neighbours: Mapping[int, int], size: int, dtype: Any):
+    def __init__(
+        self, sync: GradientSync, neighbours: Mapping[int, int], size: int, dtype: torch.dtype
+    ):
         import torch
 
         self._memory: SharedMemory | None = None
@@ -256,7 +258,7 @@ class SharedBuffer(SumBuffer):
         self._is_shared: bool | None = None  # by all ranks; None until that is known
         self._is_read = False  # peers may still read it
 
-    def fresh(self, size: int) -> Any:
+    def fresh(self, size: int) -> torch.Tensor:
         return self.tensor.new_empty(size)
 
     def _by_library(self, begin: int, end: int, out: torch.Tensor | None) -> Callable[[], None]:
@@ -291,7 +293,7 @@ class SharedBuffer(SumBuffer):
             block = slice(low, min(low + _BLOCK, stop))
             local[block] = tree_sum([array[block] for array in self._arrays])
 
-    def _copy_sums(self, bounds: Sequence[tuple[int, int]], out: Any) -> None:
+    def _copy_sums(self, bounds: Sequence[tuple[int, int]], out: torch.Tensor | None) -> None:
         """Copy each range from the memory of the local peer that has summed it."""
         self._is_read = True
         target = self._arrays[self._index] if out is None else out.numpy()
@@ -309,7 +311,7 @@ class HostBuffer(SharedBuffer):
     ranks.  All ranks are on this host.
     """
 
-    def start(self, begin: int, end: int, out: Any = None) -> Callable[[], None]:
+    def start(self, begin: int, end: int, out: torch.Tensor | None = None) -> Callable[[], None]:
         import torch
         import torch.distributed as dist
 
@@ -394,7 +396,7 @@ class BlockBuffer(SharedBuffer):
         self._files_of = sync.all_gather
         self._halving = halving
 
-    def start(self, begin: int, end: int, out: Any = None) -> Callable[[], None]:
+    def start(self, begin: int, end: int, out: torch.Tensor | None = None) -> Callable[[], None]:
         if (end - begin) * self.tensor.itemsize < SMALL_BYTES:
             return self._by_library(begin, end, out)
         if self._is_shared is None:
@@ -409,7 +411,7 @@ class BlockBuffer(SharedBuffer):
 
         return finish
 
-    def _sum(self, begin: int, end: int, out: Any, turn: int) -> None:
+    def _sum(self, begin: int, end: int, out: torch.Tensor | None, turn: int) -> None:
         bounds = cut(begin, end, len(self._near))
         start, stop = bounds[self._index]
         self._halving.barrier(self._near, turn)  # all ranks have written the piece

@@ -23,6 +23,7 @@ from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from bigdl.runtime.collectives.base import GradientSync
 
@@ -52,19 +53,19 @@ class RowTable(Protocol):
     has_zero_row: bool
 
     @property
-    def weight(self) -> Any:
+    def weight(self) -> torch.Tensor:
         """Table rows stored on this rank, as a two-dimensional CPU parameter."""
         ...
 
-    def keys(self, ids: Any, world_size: int) -> Any:
+    def keys(self, ids: torch.Tensor, world_size: int) -> torch.Tensor:
         """Return a key for each id; sorted keys are grouped by owner rank, in rank order."""
         ...
 
-    def ends(self, keys: Any, world_size: int) -> list[int]:
+    def ends(self, keys: torch.Tensor, world_size: int) -> list[int]:
         """Return the ``world_size + 1`` offsets that split sorted keys by owner rank."""
         ...
 
-    def request(self, keys: Any, counts: Any, world_size: int) -> Any:
+    def request(self, keys: torch.Tensor, counts: torch.Tensor, world_size: int) -> torch.Tensor:
         """Return the integers that request keys from owner ranks; `counts` are key frequencies."""
         ...
 
@@ -91,23 +92,23 @@ class NumberedRows:
     is_ordered = True
     has_zero_row = False
 
-    def __init__(self, weight: Any, rows: int):
+    def __init__(self, weight: torch.Tensor, rows: int):
         self.weight: Any = weight
         self._rows = rows
 
     def _stride(self, world_size: int) -> int:
         return rows_of_rank(self._rows, 0, world_size)
 
-    def keys(self, ids: Any, world_size: int) -> Any:
+    def keys(self, ids: torch.Tensor, world_size: int) -> torch.Tensor:
         return ids % world_size * self._stride(world_size) + ids // world_size
 
-    def ends(self, keys: Any, world_size: int) -> list[int]:
+    def ends(self, keys: torch.Tensor, world_size: int) -> list[int]:
         import torch
 
         limits = torch.arange(world_size + 1) * self._stride(world_size)
         return torch.searchsorted(keys, limits).tolist()
 
-    def request(self, keys: Any, counts: Any, world_size: int) -> Any:
+    def request(self, keys: torch.Tensor, counts: torch.Tensor, world_size: int) -> torch.Tensor:
         return keys % self._stride(world_size)
 
     def row_indices(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
@@ -157,7 +158,7 @@ class Distinct:
         Index of each key among the distinct keys, in one dimension.
     """
 
-    def __init__(self, keys: Any):
+    def __init__(self, keys: torch.Tensor):
         import numpy as np
         import torch
 
@@ -173,7 +174,7 @@ class Distinct:
         self.inverse = torch.from_numpy(inverse)
         self._order, self._starts = torch.from_numpy(order), torch.from_numpy(starts)
 
-    def expand(self, rows: Any) -> Any:
+    def expand(self, rows: torch.Tensor) -> Any:
         """Expand the rows of the distinct keys to one row per original key.
 
         The gradient of a row is the sum of its keys' gradients, in order.
@@ -267,7 +268,7 @@ class RowExchange:
         """Mark the start of a batch's forward pass."""
         self._is_finished = False
 
-    def fetch(self, table: int, ids: Any) -> Any:
+    def fetch(self, table: int, ids: torch.Tensor) -> Any:
         """Return the rows of `ids`; transfer each distinct row and its gradient only once.
 
         Parameters
@@ -308,7 +309,9 @@ class RowExchange:
             while self._round(_NOTHING, nothing, [0] * self._sync.world_size, False) is not None:
                 pass
 
-    def _round(self, table: int, request: Any, counts: list[int], wants_gradient: bool) -> Any:
+    def _round(
+        self, table: int, request: torch.Tensor, counts: list[int], wants_gradient: bool
+    ) -> Any:
         """Exchange rows with all ranks; return the requested rows, or None if no rank reads any."""
         import torch
 
@@ -403,14 +406,16 @@ class RowExchange:
             table.end_step()
 
 
-def _concatenate(pieces: Sequence[Any]) -> Any:
+def _concatenate(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate tensors; return a single tensor without copying."""
     import torch
 
     return torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
 
 
-def _sum_pieces(table: RowTable, pieces: Sequence[tuple[Any, Any]]) -> Any:
+def _sum_pieces(
+    table: RowTable, pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> torch.Tensor:
     """Return the sum of (row indices, values) pairs as a coalesced sparse tensor."""
     import torch
 

@@ -19,12 +19,17 @@ import socket
 import struct
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.timeouts import TUNNEL_OPEN_S
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.group_store import GroupStore
 from bigdl.runtime.key_value_store import keep_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 _UNREACHABLE = socket.inet_aton(
@@ -224,7 +229,7 @@ class Tunnels:
             task.cancel()
         await asyncio.sleep(0)
 
-    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(TUNNEL_OPEN_S)
 
 

@@ -38,6 +38,7 @@ from bigdl.runtime.shards.texts import TEXT, encoded, is_text, name_of_dtype
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 _FLOATS = {"float32": "float", "float64": "double"}
 
@@ -171,7 +172,7 @@ def column_spec(
 
 def unified_spec(
     name: str,
-    spark_type: Any,
+    spark_type: DataType,
     floats: str,
     reference: ColumnSpec,
     owner: str,
@@ -243,7 +244,7 @@ def fitted_specs(
 
 def _fitted_spec(
     name: str,
-    spark_type: Any,
+    spark_type: DataType,
     floats: str,
     texts: bool,
     leaves: Sequence[Any] | None,

@@ -25,10 +25,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.cluster import Cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class SourceError(UsageError):
@@ -76,7 +79,7 @@ class InputPlan:
 class RowPredictor(Protocol):
     """Protocol of a model that predicts the rows of a Feed."""
 
-    def predict_frame(self, frame: Any, threads: int) -> Any:
+    def predict_frame(self, frame: DataFrame, threads: int) -> DataFrame:
         """Return a Spark DataFrame with predictions, computed with `threads` threads per task."""
 
     def shard_predictor(self, threads: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
@@ -95,7 +98,7 @@ class RowSampler(Protocol):
     @property
     def rows(self) -> int: ...
 
-    def take_from_frame(self, frame: Any, partitions: int) -> list[Any]:
+    def take_from_frame(self, frame: DataFrame, partitions: int) -> list[Any]:
         """Return samples of the first partitions of a Spark DataFrame."""
 
     def take_from_shards(self, partition: Iterable[Any]) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ import numpy.typing as npt
 from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, are_texts, name_of_dtype, text_array
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _ROLE = re.compile(r"(?P<role>[xy])\[(?P<index>[0-9]+)\]")
 _SIGNED = {2: "int32", 4: "int64", 8: "int64"}
@@ -171,7 +174,7 @@ def _structured(data: Any, with_labels: bool) -> list[tuple[str, str | None, Any
     return out
 
 
-def _parts(values: Any) -> Sequence[Any]:
+def _parts(values: object) -> Sequence[Any]:
     return values if isinstance(values, tuple | list) else [values]
 
 
@@ -242,7 +245,7 @@ def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False)
     return cast("npt.NDArray[Any]", values)
 
 
-def _from_series(series: Any, name: str) -> npt.NDArray[Any]:
+def _from_series(series: pd.Series, name: str) -> npt.NDArray[Any]:
     if isinstance(series.dtype, np.dtype):
         return cast("npt.NDArray[Any]", series.to_numpy())
     nulls = int(series.isna().sum())

@@ -10,7 +10,7 @@ counter, eviction by global steps).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -620,7 +620,9 @@ class GrowingEmbedding(ShardedTable):
 
         return read
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, torch.Tensor], prefix: str, keep_vars: bool
+    ) -> None:
         if not self.is_placed:
             for key, each in SavedTable.of(self.rows).arrays().items():
                 destination[f"{prefix}{key}"] = each
@@ -629,9 +631,9 @@ class GrowingEmbedding(ShardedTable):
 
     def _load_from_state_dict(
         self,
-        state_dict: Any,
+        state_dict: Mapping[str, torch.Tensor],
         prefix: str,
-        local_metadata: Any,
+        local_metadata: dict[str, Any],
         strict: bool,
         missing_keys: list[str],
         unexpected_keys: list[str],

@@ -14,7 +14,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -25,14 +25,21 @@ from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
+    from typing import SupportsInt
+
+    import jax
+    import keras
+    import tensorflow as tf
     import torch
+    from numpy.typing import ArrayLike
 
     from bigdl.training.embedding_tables.sharded import ShardedTable
 else:
     torch = LazyModule("torch", "orca")
+    keras = LazyModule("keras", "tf")
+    tf = LazyModule("tensorflow", "tf")
 
-keras = LazyModule("keras", "tf")
-tf = LazyModule("tensorflow", "tf")
+T = TypeVar("T")
 
 
 class StepErrors:
@@ -46,7 +53,7 @@ class StepErrors:
     def __init__(self) -> None:
         self.first: BaseException | None = None
 
-    def raising(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def raising(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a function; record and re-raise its error."""
         try:
             return function(*arguments)
@@ -54,9 +61,7 @@ class StepErrors:
             self.first = self.first or error
             raise
 
-    def instead(
-        self, value: Callable[[], Any], function: Callable[..., Any], *arguments: Any
-    ) -> Any:
+    def instead(self, value: Callable[[], T], function: Callable[..., T], *arguments: object) -> T:
         """Call a function; after an error return a dummy value, as JAX requires.
 
         An exception would also break the next training of the process.
@@ -74,12 +79,12 @@ class StepErrors:
             raise self.first
 
 
-def sharded_layers(model: Any) -> list[Any]:
+def sharded_layers(model: keras.Model) -> list[Any]:
     """Return the layers of a model, at any depth, that can be backed by a torch table."""
     return [layer for layer in model._flatten_layers() if hasattr(layer, "sharded_rows")]
 
 
-def by_number(model: Any, layers: Sequence[Any]) -> dict[int, Any]:
+def by_number(model: keras.Model, layers: Sequence[Any]) -> dict[int, Any]:
     """Return a dict of layers by the index of their weight in ``model.weights``."""
     numbers = {id(variable): n for n, variable in enumerate(model.weights)} if layers else {}
     return {numbers[id(layer.embeddings)]: layer for layer in layers}
@@ -113,7 +118,7 @@ class LayerRows:
         self.is_training = is_training
         self._lookups.clear()
 
-    def lookup(self, anchor: Any, ids: Any) -> Any:
+    def lookup(self, anchor: tf.Tensor, ids: tf.Tensor) -> Any:
         """Return the rows of `ids` as tensors of the Keras backend.
 
         Parameters
@@ -132,7 +137,7 @@ class LayerRows:
         with torch.set_grad_enabled(self.is_training):
             return cast("torch.Tensor", self.table(ids))
 
-    def _answer(self, ids: Any) -> tuple[np.ndarray, np.int32]:
+    def _answer(self, ids: ArrayLike) -> tuple[np.ndarray, np.int32]:
         """Return the rows of `ids`, and the number of this lookup for :meth:`_take_gradient`."""
         rows = self._fetch(torch.from_numpy(np.array(ids, "int64")))
         number = len(self._lookups)
@@ -140,7 +145,7 @@ class LayerRows:
             self._lookups.append(rows)
         return rows.detach().numpy(), np.int32(number)
 
-    def _take_gradient(self, number: Any, gradient: Any) -> np.float32:
+    def _take_gradient(self, number: SupportsInt, gradient: ArrayLike) -> np.float32:
         if self.is_training and int(number) < len(self._lookups):
             torch.autograd.backward(
                 self._lookups[int(number)], torch.from_numpy(np.array(gradient))
@@ -158,16 +163,16 @@ class LayerRows:
 
     # -- the TensorFlow backend ------------------------------------------------------------------
 
-    def _in_graph(self, anchor: Any, ids: Any) -> Any:
+    def _in_graph(self, anchor: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
         forms = [anchor.dtype, tf.int32]
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
-        def lookup(anchor: Any, ids: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def lookup(anchor: tf.Tensor, ids: tf.Tensor) -> tuple[Any, Callable[[Any], Any]]:
             answer = partial(self.errors.raising, self._answer)
             rows, number = tf.numpy_function(answer, [ids], forms, stateful=True)
             rows.set_shape((*ids.shape, anchor.shape[1]))
 
-            def gradient(upstream: Any) -> tuple[Any, None]:
+            def gradient(upstream: tf.Tensor) -> tuple[Any, None]:
                 take = partial(self.errors.raising, self._take_gradient)
                 sent = [number, tf.convert_to_tensor(upstream)]
                 done = tf.numpy_function(take, sent, tf.float32, stateful=True)
@@ -180,14 +185,14 @@ class LayerRows:
 
     # -- the JAX backend -------------------------------------------------------------------------
 
-    def _in_step(self, anchor: Any, ids: Any) -> Any:
+    def _in_step(self, anchor: jax.Array, ids: jax.Array) -> Any:
         import jax
         from jax.experimental import io_callback
 
         number_form = jax.ShapeDtypeStruct((), "int32")
         done_form = jax.ShapeDtypeStruct((), "float32")
 
-        def ask(anchor: Any, ids: Any) -> Any:
+        def ask(anchor: jax.Array, ids: jax.Array) -> Any:
             shape = *ids.shape, anchor.shape[1]
             forms = jax.ShapeDtypeStruct(shape, anchor.dtype), number_form
 
@@ -199,14 +204,14 @@ class LayerRows:
             return io_callback(answer, forms, ids, ordered=True)
 
         @jax.custom_vjp
-        def lookup(anchor: Any, ids: Any) -> Any:
+        def lookup(anchor: jax.Array, ids: jax.Array) -> Any:
             return ask(anchor, ids)[0]
 
-        def forward(anchor: Any, ids: Any) -> tuple[Any, Any]:
+        def forward(anchor: jax.Array, ids: jax.Array) -> tuple[Any, Any]:
             rows, number = ask(anchor, ids)
             return rows, (number, anchor)
 
-        def backward(kept: Any, upstream: Any) -> tuple[Any, None]:
+        def backward(kept: tuple[jax.Array, jax.Array], upstream: jax.Array) -> tuple[Any, None]:
             number, anchor = kept
             take = partial(self.errors.instead, np.float32, self._take_gradient)
             io_callback(take, done_form, number, upstream, ordered=True)
@@ -222,12 +227,12 @@ def _anchored() -> Callable[..., Any]:
 
     class Anchored(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, anchor: Any, rows: Any) -> Any:
+        def forward(context: Any, anchor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
             context.save_for_backward(anchor)
             return rows.view_as(rows)
 
         @staticmethod
-        def backward(context: Any, upstream: Any) -> Any:
+        def backward(context: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             (anchor,) = context.saved_tensors
             return torch.zeros_like(anchor), upstream
 
@@ -252,7 +257,7 @@ class ModelTables:
         Errors of lookups inside a step.
     """
 
-    def __init__(self, model: Any, *, training: bool = False):
+    def __init__(self, model: keras.Model, *, training: bool = False):
         from bigdl.training.embedding_tables.torch_model import ShardedTables
 
         #: by the number of the anchor among the weights of the model, which names its files, too
@@ -273,7 +278,7 @@ class ModelTables:
             rows.errors = self.errors
 
     @classmethod
-    def of(cls, model: Any, *, training: bool = False) -> ModelTables | None:
+    def of(cls, model: keras.Model, *, training: bool = False) -> ModelTables | None:
         """Return the sharded embeddings of a model, or None if it has none."""
         has_tables = any(layer.is_placed for layer in sharded_layers(model))
         return cls(model, training=training) if has_tables else None
@@ -414,7 +419,7 @@ def optimizers_cut() -> Iterator[None]:
     """
     optimizer_class = keras.optimizers.Optimizer
 
-    def load(optimizer: Any, store: Any) -> None:
+    def load(optimizer: keras.Optimizer, store: Any) -> None:
         values = {key: store[key][()] for key in store.keys()}  # noqa: SIM118
         for number, variable in enumerate(optimizer.variables):
             value = values.get(str(number))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from bigdl.training.embedding_tables.placement import TablePlacement
 from bigdl.training.embedding_tables.sharded import ShardedEmbedding, ShardedTable, of_rows
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 
 def tables_of(model: torch.nn.Module) -> dict[str, ShardedTable]:
@@ -38,7 +41,7 @@ def has_tables(model: torch.nn.Module) -> bool:
     return any(isinstance(each, ShardedTable) and each.is_placed for each in model.modules())
 
 
-def cut_tables(model: torch.nn.Module, optimizer: Any, placement: TablePlacement) -> None:
+def cut_tables(model: torch.nn.Module, optimizer: object, placement: TablePlacement) -> None:
     """Keep only a worker's rows of a whole model's tables and of their optimizer state."""
     for table in model.modules():
         if isinstance(table, ShardedTable) and not table.is_placed:
@@ -232,7 +235,7 @@ def whole_table(slices: SavedSlices, name: str) -> tuple[dict[str, Any], dict[st
     return table.whole(slices, name, _keys(slices, name))
 
 
-def _parameters(optimizer: Any) -> list[Any]:
+def _parameters(optimizer: Optimizer) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -25,9 +25,16 @@ from bigdl.common.environment import quiet_tensorflow
 from bigdl.common.errors import LazyModule, UsageError, require
 from bigdl.runtime.serialization import pickled_by_value
 
-keras = LazyModule("keras", "tf")
-tf = LazyModule("tensorflow", "tf")
-torch = LazyModule("torch", "orca")
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+    import torch
+
+    from bigdl.common.types import Tensors
+else:
+    keras = LazyModule("keras", "tf")
+    tf = LazyModule("tensorflow", "tf")
+    torch = LazyModule("torch", "orca")
 
 
 _BACKENDS = ("tensorflow", "torch", "jax")
@@ -122,7 +129,7 @@ class Packed:
     payload: bytes
 
     @classmethod
-    def of(cls, *objects: Any) -> Packed:
+    def of(cls, *objects: object) -> Packed:
         """Pickle objects by value, including lambdas and notebook classes."""
         failure = "The model or a callback cannot be shipped to the workers"
         advice = "create such objects inside the model creator instead"
@@ -148,7 +155,7 @@ class Steps:
     model : keras.Model
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: keras.Model):
         self._model = model
 
     def train(self, batch: tuple[Any, ...]) -> Any:
@@ -162,7 +169,7 @@ class Steps:
         with torch.no_grad():
             return self._model.test_step(_map(_torch_tensor, batch))
 
-    def predict(self, inputs: Any) -> Any:
+    def predict(self, inputs: Tensors) -> Any:
         """Return the predictions for ``x`` as arrays."""
         self._model.eval()
         with torch.no_grad():
@@ -173,7 +180,7 @@ class Steps:
 class _TensorFlowSteps(Steps):
     """Steps traced once to TensorFlow graphs that accept any number of rows."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: keras.Model):
         super().__init__(model)
         self._traced: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
@@ -183,7 +190,7 @@ class _TensorFlowSteps(Steps):
     def test(self, batch: tuple[Any, ...]) -> Any:
         return self._run("test_step", batch)
 
-    def predict(self, inputs: Any) -> Any:
+    def predict(self, inputs: Tensors) -> Any:
         return _map(_array, self._run("predict_step", (inputs,)))
 
     def _run(self, name: str, batch: tuple[Any, ...]) -> Any:
@@ -216,7 +223,7 @@ class _JaxSteps(Steps):
         model.make_test_function()
         return self._run(model.test_function, batch, model.metrics_variables)
 
-    def predict(self, inputs: Any) -> Any:
+    def predict(self, inputs: Tensors) -> Any:
         return self._model.predict_on_batch(_map(jax_array, inputs))
 
     def _run(
@@ -236,7 +243,7 @@ class _JaxSteps(Steps):
         return logs
 
 
-def steps_of(model: Any) -> Steps:
+def steps_of(model: keras.Model) -> Steps:
     """Return a model's training, test and prediction steps for the current Keras backend."""
     classes = {"tensorflow": _TensorFlowSteps, "torch": Steps, "jax": _JaxSteps}
     return classes[keras.backend.backend()](model)
@@ -250,7 +257,7 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
-def jax_array(value: Any) -> np.ndarray:
+def jax_array(value: object) -> np.ndarray:
     """Convert a value to an array for JAX; raise an error if 64-bit integers would be truncated."""
     import jax
 
@@ -267,15 +274,15 @@ def jax_array(value: Any) -> np.ndarray:
     return array
 
 
-def _torch_tensor(value: Any) -> Any:
+def _torch_tensor(value: object) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(_array(value)))
 
 
-def _tf_tensor(value: Any) -> Any:
+def _tf_tensor(value: object) -> tf.Tensor:
     return value if tf.is_tensor(value) else tf.convert_to_tensor(_array(value))
 
 
-def _any_rows(tensor: Any) -> Any:
+def _any_rows(tensor: tf.Tensor) -> tf.TypeSpec:
     if not isinstance(tensor, tf.Tensor):  # a ragged or sparse tensor
         return tf.type_spec_from_value(tensor)
     return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)

@@ -5,19 +5,27 @@ epoch metrics are the same on all ranks.  Callbacks that only write files run on
 Checkpoints include the counters of callbacks.
 """
 
+from __future__ import annotations
+
 import inspect
 import json
 import math
 import os
 import posixpath
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.storage import RemoteFolder
 from bigdl.training.keras.state import share_state
 
-keras = LazyModule("keras", "tf")
+if TYPE_CHECKING:
+    import keras
+
+    from bigdl.runtime.collectives.base import GradientSync
+else:
+    keras = LazyModule("keras", "tf")
+
 
 _FILES, _FOLDERS = ("filepath", "filename"), ("log_dir", "backup_dir")
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor")
@@ -31,7 +39,7 @@ BATCH_HOOKS = (
 """Hooks that Keras calls for each training batch."""
 
 
-def as_callbacks(callbacks: Any) -> list[Any]:
+def as_callbacks(callbacks: object) -> list[Any]:
     """Return a new list of the callbacks that a user passed.
 
     Raises
@@ -73,7 +81,7 @@ class WorkerCallbacks:
         Metrics of the last epoch, with additions of callbacks, such as a learning rate.
     """
 
-    def __init__(self, callbacks: Sequence[Any], model: Any, rank: int, **params: Any):
+    def __init__(self, callbacks: Sequence[Any], model: keras.Model, rank: int, **params: Any):
         self._callbacks = self._on_rank(callbacks, rank)
         self._numbered = [c for c in callbacks if not _writes_only(c)]
         self.logs: dict[str, Any] = {}
@@ -138,7 +146,9 @@ class Rank0CallbackBridge(WorkerCallbacks):
         See :class:`WorkerCallbacks`.
     """
 
-    def __init__(self, callbacks: Sequence[Any], model: Any, sync: Any, **params: Any):
+    def __init__(
+        self, callbacks: Sequence[Any], model: keras.Model, sync: GradientSync, **params: Any
+    ):
         self._model, self._sync, self._verbose = model, sync, params["verbose"]
         super().__init__(callbacks, model, sync.rank, **params)
 
@@ -155,14 +165,14 @@ class Rank0CallbackBridge(WorkerCallbacks):
         return [*callbacks, *bridge, self._model.history, *bar]
 
 
-def _writes_only(callback: Any) -> bool:
+def _writes_only(callback: object) -> bool:
     """Return True for a callback that only writes, such as log files."""
     return getattr(callback, "rank0_only", False) or any(
         c.__name__ in _WRITERS and c.__module__.startswith("keras.") for c in type(callback).__mro__
     )
 
 
-def _numbers(callback: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def _numbers(callback: object) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return a callback's class name, scalar attributes and ``keras.ops`` functions."""
     attributes = {key: value for key, value in vars(callback).items() if not key.startswith("_")}
     numbers = {
@@ -180,7 +190,7 @@ def _numbers(callback: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
     return type(callback).__name__, numbers, operations
 
 
-def _redirect(callback: Any) -> RemoteFolder | None:
+def _redirect(callback: object) -> RemoteFolder | None:
     """Redirect a callback that writes to a URL to a local folder.
 
     Returns

@@ -26,7 +26,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import cloudpickle
 import numpy as np
@@ -47,15 +47,26 @@ from bigdl.training.batches import (
 from bigdl.training.position import RunSettings
 from bigdl.training.remaining_rows import RemainingBatches
 
-keras = LazyModule("keras", "tf")
-tf = LazyModule("tensorflow", "tf")
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+    from bigdl.common.types import Tensors
+    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.shards.shard import Shard
+    from bigdl.runtime.worker import Worker
+else:
+    keras = LazyModule("keras", "tf")
+    tf = LazyModule("tensorflow", "tf")
 
 
 @dataclass
 class KerasEvaluationSettings(BatchSettings):
     """Arguments of ``evaluate``, or of the validation of ``fit``."""
 
-    def assembly(self, model: Any, class_weight: dict[int, float] | None = None) -> BatchArguments:
+    def assembly(
+        self, model: keras.Model, class_weight: dict[int, float] | None = None
+    ) -> BatchArguments:
         """Return the function that builds a model's batches from columns."""
         return BatchArguments.of(
             model, self.feature_cols, self.label_cols, self.weighted, class_weight
@@ -98,7 +109,7 @@ class BatchArguments:
     @classmethod
     def of(
         cls,
-        model: Any,
+        model: keras.Model,
         names: Sequence[str] | None,
         labels: Sequence[str] | None = None,
         weighted: bool = False,
@@ -180,7 +191,7 @@ class BatchArguments:
         return parts[0] if len(parts) == 1 else parts
 
 
-def _names_of_outputs(model: Any) -> list[str] | None:
+def _names_of_outputs(model: keras.Model) -> list[str] | None:
     """Return the output names of a functional model, or None."""
     output = _structure_of(model, "output")
     if isinstance(output, dict):
@@ -189,12 +200,12 @@ def _names_of_outputs(model: Any) -> list[str] | None:
     return list(names) if names and len(set(names)) == len(names) else None
 
 
-def has_own_step(model: Any, name: str) -> bool:
+def has_own_step(model: keras.Model, name: str) -> bool:
     """Return True if a model overrides ``train_step`` or ``test_step`` of Keras."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
-def check_step(model: Any, rows: Any, name: str) -> None:
+def check_step(model: keras.Model, rows: object, name: str) -> None:
     """Raise an error if the model's step needs ``(x, y)`` batches but the dataset yields others.
 
     Parameters
@@ -214,11 +225,11 @@ def check_step(model: Any, rows: Any, name: str) -> None:
     )
 
 
-def _is_pair(spec: Any) -> bool:
+def _is_pair(spec: object) -> bool:
     return isinstance(spec, tuple) and len(spec) in (2, 3)
 
 
-def _structure_of(model: Any, name: str) -> Any:
+def _structure_of(model: keras.Model, name: str) -> Any:
     """Return a model's ``input``, ``output`` or ``output_names``; None before it is built."""
     try:
         return getattr(model, name)
@@ -297,7 +308,7 @@ class ColumnRows:
     steps: int
     _current: tuple[BatchPlan, Any] | None = None  # batches and order of the current pass
 
-    def __init__(self, data: BatchSource, config: dict[str, Any], worker: Any):
+    def __init__(self, data: BatchSource, config: dict[str, Any], worker: Worker):
         self._data = data
         self.known = data.facts(data.window(shuffle_memory(config, worker.threads)))
 
@@ -403,7 +414,11 @@ def check_end(data: Rows, what: str, argument: str, limit: int | None) -> None:
 
 
 def open_rows(
-    worker: Any, shard: Any, settings: KerasEvaluationSettings, config: dict[str, Any], sync: Any
+    worker: Worker,
+    shard: Shard | LoaderShard,
+    settings: KerasEvaluationSettings,
+    config: dict[str, Any],
+    sync: GradientSync,
 ) -> Rows:
     """Open the rows of a shard.
 
@@ -430,7 +445,10 @@ def open_rows(
 
 
 def open_data(
-    worker: Any, shard: Any, settings: KerasEvaluationSettings, config: dict[str, Any]
+    worker: Worker,
+    shard: Shard | LoaderShard,
+    settings: KerasEvaluationSettings,
+    config: dict[str, Any],
 ) -> Any:
     """Open the data of a shard.
 
@@ -464,13 +482,13 @@ def open_data(
     return settings.open_batches(shard, worker, config, made)
 
 
-def is_dataset(data: Any) -> bool:
+def is_dataset(data: object) -> bool:
     """Return True for a ``tf.data.Dataset``, without importing TensorFlow."""
     tf = sys.modules.get("tensorflow")
     return tf is not None and isinstance(data, tf.data.Dataset)
 
 
-def build_for(model: Any, batch: tuple[Any, ...]) -> None:
+def build_for(model: keras.Model, batch: tuple[Any, ...]) -> None:
     """Build all variables of a model, its metrics and its optimizer, as Keras ``fit`` does.
 
     Parameters
@@ -503,12 +521,12 @@ def build_for(model: Any, batch: tuple[Any, ...]) -> None:
         ) from error
 
 
-def inputs_of(batch: Any) -> Any:
+def inputs_of(batch: Tensors) -> Tensors:
     """Return the model inputs of a batch: the first item of a tuple, else the whole batch."""
     return batch[0] if isinstance(batch, tuple) else batch
 
 
-def _check_texts(model: Any, inputs: Any) -> None:
+def _check_texts(model: keras.Model, inputs: Tensors) -> None:
     """Raise an error if the data has text where the model takes numbers, or vice versa."""
     try:
         expected = model.inputs
@@ -543,7 +561,7 @@ _SEED = 1  # for shuffles without a seed: the same on all workers
 # -- on the driver --------------------------------------------------------------------------------
 
 
-def shipped_dataset(dataset: Any, name: str) -> DatasetGraph:
+def shipped_dataset(dataset: tf.data.Dataset, name: str) -> DatasetGraph:
     """Convert a dataset to a picklable function that rebuilds it in a worker.
 
     Raises
@@ -594,10 +612,10 @@ def with_seeds(graph: bytes, seed: int) -> bytes:
 class DatasetGraph:
     """Serialized graph of a dataset, callable like a user's dataset function."""
 
-    def __init__(self, graph: bytes, spec: Any, is_off: bool):
+    def __init__(self, graph: bytes, spec: tf.TypeSpec, is_off: bool):
         self._graph, self._spec, self._is_off = graph, spec, is_off
 
-    def __call__(self, config: object, batch_size: object) -> Any:
+    def __call__(self, config: object, batch_size: object) -> tf.data.Dataset:
         variant = tf.raw_ops.DatasetFromGraph(graph_def=self._graph)
         dataset = tf.data.experimental.from_variant(variant, self._spec)
         if not self._is_off:
@@ -611,7 +629,7 @@ class DatasetGraph:
 # -- in a worker ----------------------------------------------------------------------------------
 
 
-def check_elements(dataset: Any) -> None:
+def check_elements(dataset: tf.data.Dataset) -> None:
     """Raise an error if a dataset's elements are single rows instead of batches."""
     if any(leaf.shape.rank == 0 for leaf in tf.nest.flatten(dataset.element_spec)):
         raise UsageError(
@@ -636,7 +654,7 @@ class DatasetRows:
         Element spec of the batches.
     """
 
-    def __init__(self, dataset: Any, sync: Any):
+    def __init__(self, dataset: tf.data.Dataset, sync: GradientSync):
         self._dataset, self._sync = dataset, sync
         self.spec = dataset.element_spec
         policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -648,24 +666,24 @@ class DatasetRows:
         self._class_weight: dict[int, float] | None = None
         self._passes = 0  # passes that were started
 
-    def example(self, types: Any, assembly: BatchArguments) -> Any:
-        def zeros(spec: Any) -> Any:
+    def example(self, types: object, assembly: BatchArguments) -> Any:
+        def zeros(spec: tf.TensorSpec) -> tf.Tensor:
             shape = [1, *(1 if n is None else n for n in spec.shape[1:])]
             return tf.zeros(shape, spec.dtype)
 
         return tf.nest.map_structure(zeros, self._dataset.element_spec)
 
-    def plan(self, settings: RunSettings, everyone: Any) -> BatchLayout:
+    def plan(self, settings: RunSettings, everyone: object) -> BatchLayout:
         return BatchLayout.of(settings, [])
 
-    def take_types(self, types: Any, training: Any) -> None:
+    def take_types(self, types: object, training: object) -> None:
         """Do nothing, since a pipeline determines its dtypes."""
 
     def start(self, assembly: BatchArguments, settings: Any, rank: int, window: int) -> None:
         self._class_weight = settings.class_weight
 
     def batches(
-        self, assembly: BatchArguments, batch_size: Any, world_size: int, limit: int | None
+        self, assembly: BatchArguments, batch_size: object, world_size: int, limit: int | None
     ) -> Iterator[tuple[Any, int]]:
         for batch in self._dataset if limit is None else self._dataset.take(limit):
             part, rows = self._part(batch)
@@ -717,7 +735,7 @@ class DatasetRows:
             if not wrap:
                 return
 
-    def _check_equal(self, batch: Any) -> None:
+    def _check_equal(self, batch: Tensors) -> None:
         """Raise an error if the workers read different rows."""
         checksum = 0
         for leaf in tf.nest.flatten(batch):
@@ -734,7 +752,7 @@ class DatasetRows:
                 code="data-order",
             )
 
-    def _part(self, batch: Any) -> tuple[Any, int]:
+    def _part(self, batch: Tensors) -> tuple[Any, int]:
         """Return this worker's part of a batch and its number of rows."""
         rows, rank, size = _rows(batch), self._sync.rank, self._sync.world_size
         if not self._is_shared:
@@ -743,7 +761,7 @@ class DatasetRows:
         return tf.nest.map_structure(lambda leaf: leaf[low:high], batch), high - low
 
 
-def _rows(batch: Any) -> int:
+def _rows(batch: Tensors) -> int:
     return int(tf.shape(tf.nest.flatten(batch)[0])[0])
 
 

@@ -68,7 +68,10 @@ from bigdl.training.slices import SavedSlices
 from bigdl.training.state import capture_rng, restore_rng
 
 if TYPE_CHECKING:
+    import keras
     import numpy as np
+
+    from bigdl.runtime.shards.shard import LoaderShard, Shard
 
 
 @dataclass(kw_only=True)
@@ -165,7 +168,7 @@ class KerasHooks(Hooks):
     def __init__(
         self,
         context: FitContext,
-        model: Any,
+        model: keras.Model,
         open_callbacks: Callable[..., WorkerCallbacks],
         tables: ModelTables | None = None,
     ):
@@ -191,7 +194,7 @@ class KerasHooks(Hooks):
         return not self._callbacks.is_empty
 
     @property
-    def list(self) -> Any:
+    def list(self) -> keras.callbacks.CallbackList:
         """The ``keras.callbacks.CallbackList``."""
         return self._callbacks.list
 
@@ -477,7 +480,7 @@ class WorkerRows:
         A batch of one row of zeros.
     """
 
-    def __init__(self, context: FitContext, model: Any, open_shard: Callable[[Any], Rows]):
+    def __init__(self, context: FitContext, model: keras.Model, open_shard: Callable[[Any], Rows]):
         settings, shards, rows = context.settings, context.worker.shards, 1
         self.data, self.validation = open_shard(shards["data"]), None
         if "validation" in shards:
@@ -557,7 +560,7 @@ class KerasFit:
         writer = start(worker, sync)
         seed_keras(settings.seed)  # a dataset shuffles alike on all ranks
 
-        def rows_of(shard: Any) -> Rows:
+        def rows_of(shard: Shard | LoaderShard) -> Rows:
             if open_shard is not None:
                 return open_shard(shard, model)
             return open_rows(worker, shard, settings, config, sync)
@@ -593,11 +596,11 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def evaluate_batches(
-    model: Any,
+    model: keras.Model,
     steps: Any,
     batches: Iterable[Any],
     sync: GradientSync,
-    callbacks: Any,
+    callbacks: keras.callbacks.CallbackList,
     tables: ModelTables | None,
 ) -> dict[str, float]:
     """Evaluate a model on the batches of all workers; return its metrics (collective operation).
@@ -632,7 +635,7 @@ def evaluate_batches(
 
 
 def metrics_of(
-    model: Any, logs: dict[str, Any], rows: int, sync: GradientSync, initial: list[Any]
+    model: keras.Model, logs: dict[str, Any], rows: int, sync: GradientSync, initial: list[Any]
 ) -> dict[str, float]:
     """Return the merged metrics of all workers for an epoch or evaluation; a collective operation.
 
@@ -665,7 +668,7 @@ def metrics_of(
 def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Convert metrics to Python numbers, or lists of them."""
 
-    def number(value: Any) -> Any:
+    def number(value: object) -> Any:
         array = array_of(value)
         return array.item() if array.ndim == 0 else array.tolist()
 

@@ -15,9 +15,11 @@ all-reduces its row count and sums inside the graph of the training step, and th
 all-reduces their gradients.  So N workers normalize as one process does.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -48,9 +50,18 @@ from bigdl.training.loss_form import (
 )
 from bigdl.training.state import isolated_rng
 
-keras = LazyModule("keras", "tf")
-tf = LazyModule("tensorflow", "tf")
-torch = LazyModule("torch", "orca")
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+    import torch
+    from numpy.typing import ArrayLike
+
+    from bigdl.common.types import Tensors
+else:
+    keras = LazyModule("keras", "tf")
+    tf = LazyModule("tensorflow", "tf")
+    torch = LazyModule("torch", "orca")
+
 
 _SUMMED = ("float32", "float64")  # others are widened first
 
@@ -83,10 +94,10 @@ class WorkerSteps:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         sync: GradientSync,
         batch_rows: int,
-        loss_weight: Any = None,
+        loss_weight: Callable[..., float] | str | None = None,
         warn: Callable[[str], None] | None = None,
     ):
         self._warn = warn or (lambda text: None)
@@ -216,7 +227,7 @@ class GradientReducer:
         self.end_forward: Callable[[], None] = lambda: None
         self.errors = StepErrors()
 
-    def attach(self, model: Any, others: Sequence[Any] = ()) -> None:
+    def attach(self, model: keras.Model, others: Sequence[Any] = ()) -> None:
         """Make the optimizers of a model and the optimizers `others` all-reduce gradients.
 
         Synchronized BatchNormalization layers all-reduce their moments, too.
@@ -240,7 +251,7 @@ class GradientReducer:
 
     def _apply(
         self,
-        optimizer: Any,
+        optimizer: keras.Optimizer,
         reduce: Callable[[list[Any], list[Any]], list[Any]],
         grads: Iterable[Any],
         trainable_variables: Sequence[Any] | None = None,
@@ -256,8 +267,8 @@ class GradientReducer:
 
     def _stateless_apply(
         self,
-        optimizer: Any,
-        optimizer_variables: Any,
+        optimizer: keras.Optimizer,
+        optimizer_variables: Sequence[keras.Variable],
         grads: Iterable[Any],
         trainable_variables: Sequence[Any],
     ) -> Any:
@@ -296,7 +307,7 @@ class GradientReducer:
         shapes = [tuple(variables[i].shape) for i in tables]
         specs = [(shape, v.dtype.name) for shape, v in zip(shapes, values, strict=True)]
 
-        def reduce(*arrays: np.ndarray) -> Any:
+        def reduce(*arrays: np.ndarray) -> list[np.ndarray]:
             return self.errors.raising(self._sum_of_all, specs, arrays)
 
         received = tf.numpy_function(reduce, sent, [s.dtype for s in sent], stateful=True)
@@ -377,7 +388,7 @@ class GradientReducer:
             out[i] = keras.ops.cast(value, dtype)
         return out
 
-    def _sum_or_zeros(self, *arrays: Any) -> Any:
+    def _sum_or_zeros(self, *arrays: ArrayLike) -> list[np.ndarray]:
         received = [np.asarray(array) for array in arrays]
 
         def zeros() -> list[np.ndarray]:
@@ -391,7 +402,9 @@ class GradientReducer:
 
     # -- moments of BatchNormalization -------------------------------------------------------------
 
-    def _moments(self, layer: Any, inputs: Any, mask: Any) -> tuple[Any, ...]:
+    def _moments(
+        self, layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None
+    ) -> tuple[Any, ...]:
         """Compute the mean and the variance of a layer's inputs over all workers."""
         if mask is None:
             mean, variance = keras.ops.moments(inputs, axes=layer._reduction_axes)
@@ -412,24 +425,24 @@ class GradientReducer:
             for new, old in ((both_mean, mean), (both_variance, variance))
         )
 
-    def _summed_moments(self, values: Any) -> Any:
+    def _summed_moments(self, values: tf.Tensor) -> tf.Tensor:
         """Sum values over all workers, with support for gradients."""
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
-        def summed(values: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def summed(values: tf.Tensor) -> tuple[Any, Callable[[Any], Any]]:
             return called(self._forward, values), partial(called, self._backward)
 
-        def called(function: Callable[[Any], Any], values: Any) -> Any:
+        def called(function: Callable[[Any], Any], values: tf.Tensor) -> tf.Tensor:
             result = tf.numpy_function(function, [values], values.dtype, stateful=True)
             result.set_shape(values.shape)
             return result
 
         return summed(values)
 
-    def _forward(self, values: np.ndarray) -> Any:
+    def _forward(self, values: np.ndarray) -> np.ndarray:
         return self.errors.raising(self._sync.sum_arrays, [values], float(self.has_rows))[0]
 
-    def _backward(self, gradient: np.ndarray) -> Any:
+    def _backward(self, gradient: np.ndarray) -> np.ndarray:
         """Return the weighted sum of all workers' gradients, divided by this worker's weight."""
         weight = self.weight if self.has_rows else 0.0
         total = self.errors.raising(self._sync.sum_arrays, [gradient], weight)[0]
@@ -450,7 +463,7 @@ def _coalesced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     return out
 
 
-def _wide(tensor: Any) -> Any:
+def _wide(tensor: tf.Tensor) -> tf.Tensor:
     """Cast a tensor to float32 unless gradients can be summed in its dtype."""
     return tensor if tensor.dtype.name in _SUMMED else tf.cast(tensor, tf.float32)
 
@@ -480,7 +493,7 @@ class KerasLoss:
         If the losses have different divisors, or one is not reduced.
     """
 
-    def __init__(self, model: Any, loss_weight: Any = None):
+    def __init__(self, model: keras.Model, loss_weight: Callable[..., float] | str | None = None):
         self._model, self._loss_weight = model, loss_weight if callable(loss_weight) else None
         losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
         self._ignored = [getattr(loss, "ignore_class", None) for loss in losses]
@@ -505,7 +518,7 @@ class KerasLoss:
             not self.weights.is_sum and self._divisor != "rows"
         )
 
-    def count(self, batch: Any, rows: int) -> float:
+    def count(self, batch: object, rows: int) -> float:
         """Return the number that divides a batch's loss: its rows, labels or sum of weights."""
         if not isinstance(batch, tuple):  # of a custom training step
             return float(rows)
@@ -535,12 +548,12 @@ class KerasLoss:
         if model.optimizer is None or not isinstance(batch, tuple):
             return ProbeResult(ROWS)
 
-        def some(value: Any, index: Any) -> Any:
+        def some(value: Tensors, index: torch.Tensor) -> Any:
             return keras.tree.map_structure(
                 lambda leaf: None if leaf is None else array_of(leaf)[index.numpy()], value
             )
 
-        def part_of(index: Any) -> PartialLoss:
+        def part_of(index: torch.Tensor) -> PartialLoss:
             x, y, weights = (*some(batch, index), None, None)[:3]
             outputs = model(x, training=False)
             loss = float(array_of(model.compute_loss(x, y, outputs, weights)))
@@ -565,7 +578,7 @@ class KerasLoss:
         )
 
 
-def _is_unknown(loss: Any) -> bool:
+def _is_unknown(loss: object) -> bool:
     """Return True for a loss that Keras does not define."""
     if isinstance(loss, str | dict):
         return False
@@ -576,7 +589,7 @@ def _is_unknown(loss: Any) -> bool:
     return not (name.startswith("keras.") and type(loss).__module__.startswith("keras."))
 
 
-def _masks(model: Any) -> bool:
+def _masks(model: keras.Model) -> bool:
     """Return True if a layer of the model creates a mask."""
     return any(
         getattr(layer, "mask_zero", False) or type(layer).__name__ == "Masking"
@@ -606,7 +619,7 @@ def _loss_divisor(losses: Sequence[Any], ignored: Sequence[Any]) -> str:
     return divisors.pop() if divisors else "rows"
 
 
-def check_optimizer(model: Any) -> None:
+def check_optimizer(model: keras.Model) -> None:
     """Raise an error for a model without an optimizer, unless it overrides ``train_step``."""
     if model.optimizer is None and type(model).train_step is keras.Model.train_step:
         raise UsageError(

@@ -18,11 +18,13 @@ from bigdl.training.embedding_tables.keras_model import by_number, sharded_layer
 from bigdl.training.state import RunningState, dumps, loads
 
 if TYPE_CHECKING:
+    import keras
     import torch
+
+    from bigdl.runtime.collectives.base import GradientSync
 else:
     torch = LazyModule("torch", "orca")
-
-keras = LazyModule("keras", "tf")
+    keras = LazyModule("keras", "tf")
 
 
 def array_of(value: Any) -> np.ndarray:
@@ -33,7 +35,7 @@ def array_of(value: Any) -> np.ndarray:
     return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
 
 
-def tensor_of(variable: Any) -> torch.Tensor:
+def tensor_of(variable: keras.Variable) -> torch.Tensor:
     """Copy a variable to a torch tensor on the CPU."""
     array = np.array(array_of(variable))
     if array.dtype.name == "bfloat16":  # NumPy has no such dtype
@@ -41,7 +43,7 @@ def tensor_of(variable: Any) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def to_variable(variable: Any, tensor: torch.Tensor) -> None:
+def to_variable(variable: keras.Variable, tensor: torch.Tensor) -> None:
     """Set a variable to the value of a tensor."""
     variable.assign((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy())
 
@@ -65,7 +67,7 @@ def kept_values(variables: list[Any]) -> Iterator[None]:
     set_values(variables, before)
 
 
-def growing_layers(model: Any) -> dict[int, Any]:
+def growing_layers(model: keras.Model) -> dict[int, Any]:
     """Return the layers with a growing table in this process, keyed by the index of their weight.
 
     See :class:`bigdl.orca.keras.GrowingEmbedding`.
@@ -74,7 +76,7 @@ def growing_layers(model: Any) -> dict[int, Any]:
     return by_number(model, [each for each in layers if each.built and not each.is_placed])
 
 
-def dump_weights(model: Any) -> bytes:
+def dump_weights(model: keras.Model) -> bytes:
     """Serialize the weights of a model, in the order of ``model.weights``."""
     state: dict[str, Any] = {"weights": values_of(model.weights)}
     layers = growing_layers(model)
@@ -83,7 +85,7 @@ def dump_weights(model: Any) -> bytes:
     return dumps(state)
 
 
-def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
+def put_weights(model: keras.Model, data: bytes, what: str = "weights") -> None:
     """Load the weights that :func:`dump_weights` serialized into a built model.
 
     Raises
@@ -99,14 +101,14 @@ def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
             layer.take_whole(tables[number])
 
 
-def optimizers_of(model: Any) -> list[Any]:
+def optimizers_of(model: keras.Model) -> list[Any]:
     """Return the compiled optimizer, and optimizers that the model has as attributes."""
     values = [getattr(model, "optimizer", None), *vars(model).values()]
     kept = {id(each): each for each in values if isinstance(each, keras.optimizers.Optimizer)}
     return list(kept.values())
 
 
-def optimizer_name(optimizer: Any) -> str:
+def optimizer_name(optimizer: keras.Optimizer) -> str:
     """Return the class name of an optimizer, including that of its schedule.
 
     A constant learning rate is part of the optimizer's state and has no name.
@@ -123,14 +125,14 @@ def optimizer_name(optimizer: Any) -> str:
 _SLOTS = ("use_ema", "momentum", "amsgrad", "centered", "gradient_accumulation_steps")
 
 
-def _slots_of(optimizer: Any) -> list[str]:
+def _slots_of(optimizer: keras.Optimizer) -> list[str]:
     """Return the enabled options of an optimizer that determine which state it has."""
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     values = {name: getattr(optimizer, name, None) for name in _SLOTS}
     return [name for name, value in values.items() if isinstance(value, numbers.Number) and value]
 
 
-def dump_optimizers(model: Any) -> bytes:
+def dump_optimizers(model: keras.Model) -> bytes:
     """Serialize the states of all optimizers of a model, with their classes and options."""
     optimizers = optimizers_of(model)
     states = [values_of(optimizer.variables) for optimizer in optimizers]
@@ -138,7 +140,7 @@ def dump_optimizers(model: Any) -> bytes:
     return dumps({"optimizers": states, "names": names, "slots": slots})
 
 
-def put_optimizers(model: Any, data: bytes) -> None:
+def put_optimizers(model: keras.Model, data: bytes) -> None:
     """Load the states that :func:`dump_optimizers` serialized into built optimizers.
 
     The states have no rows of sharded tables; a whole table keeps its current rows.
@@ -185,7 +187,7 @@ def put_optimizers(model: Any, data: bytes) -> None:
         _put(optimizer.variables, values, "optimizer's state", "optimizer")
 
 
-def _of_size(variable: Any, stored: torch.Tensor) -> torch.Tensor:
+def _of_size(variable: keras.Variable, stored: torch.Tensor) -> torch.Tensor:
     """Return the stored value, or the variable's current value if either has no rows."""
     shape, other = tuple(variable.shape), tuple(stored.shape)
     if shape[1:] == other[1:] and shape != other and shape and 0 in (shape[0], other[0]):
@@ -193,7 +195,7 @@ def _of_size(variable: Any, stored: torch.Tensor) -> torch.Tensor:
     return stored
 
 
-def share_state(model: Any, sync: Any) -> None:
+def share_state(model: keras.Model, sync: Any) -> None:
     """Broadcast weights and optimizer state from rank 0; a collective operation."""
     for dump, put in ((dump_weights, put_weights), (dump_optimizers, put_optimizers)):
         state = sync.broadcast(dump(model) if sync.rank == 0 else None)
@@ -218,13 +220,13 @@ def _put(variables: Sequence[Any], values: Sequence[Any], what: str, whose: str)
     set_values(variables, values)
 
 
-def seed_states(model: Any) -> list[Any]:
+def seed_states(model: keras.Model) -> list[Any]:
     """Return the seed variables of a model's random layers."""
     weights = {id(weight) for weight in model.weights}
     return [v for v in model.variables if id(v) not in weights]
 
 
-def is_read_in_part(table: Any, batch_rows: int) -> bool:
+def is_read_in_part(table: keras.Variable, batch_rows: int) -> bool:
     """Return True if a table has more than twice as many rows as a batch.
 
     All workers agree on this, whichever rows they read.
@@ -232,7 +234,7 @@ def is_read_in_part(table: Any, batch_rows: int) -> bool:
     return bool(table.shape[0] > 2 * batch_rows)
 
 
-def form_of(batch: Any) -> Any:
+def form_of(batch: object) -> Any:
     """Return a batch's structure, dtypes and shapes as JSON values, for :func:`zeros_of`."""
     if batch is None:
         return None
@@ -259,7 +261,7 @@ def zeros_of(form: Any) -> Any:
 # -- state that depends on the rows of each worker ----------------------------------------------
 
 
-def synchronized_layers(model: Any) -> list[Any]:
+def synchronized_layers(model: keras.Model) -> list[Any]:
     """Return the model's BatchNormalization layers with ``synchronized=True``, at any depth."""
     return [
         layer
@@ -280,7 +282,7 @@ class RunningWeights(RunningState):
         set_values(self._model.non_trainable_weights, values)
 
 
-def changed_by_rows(model: Any) -> list[Any]:
+def changed_by_rows(model: keras.Model) -> list[Any]:
     """Return the metric and running-weight variables that depend on this worker's rows only.
 
     Layers with synchronized moments are excluded.
@@ -290,7 +292,7 @@ def changed_by_rows(model: Any) -> list[Any]:
     return [variable for variable in variables if id(variable) not in shared]
 
 
-def merge_metrics(model: Any, sync: Any, initial: list[Any]) -> None:
+def merge_metrics(model: keras.Model, sync: GradientSync, initial: list[Any]) -> None:
     """Merge the metric states of a model over all workers; a collective operation.
 
     A metric's rows add to its state after ``reset_state``, so the states of several workers add
