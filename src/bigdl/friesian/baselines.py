@@ -21,7 +21,7 @@ from bigdl.common.checks import check_number, check_positive
 from bigdl.common.drawing import Chart
 from bigdl.common.errors import UsageError
 from bigdl.friesian.metrics.ranking import DEFAULT_METRICS, ranking_metrics
-from bigdl.friesian.metrics.tables import Table, as_arrow, ids, sorted_codes
+from bigdl.friesian.metrics.tables import Table, as_arrow, check_same_type, ids, sorted_codes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +32,7 @@ __all__ = [
     "ALS",
     "EASE",
     "CrossValidation",
+    "HistoryRecommender",
     "ItemKNN",
     "Markov",
     "Popular",
@@ -126,6 +127,19 @@ class History:
         for first in range(0, len(self.users), _USERS_AT_ONCE):
             yield self.matrix(np.arange(first, min(first + _USERS_AT_ONCE, len(self.users))))
 
+    def table(self, user_col: str, item_col: str, time_col: str = "time") -> pa.Table:
+        """Return the rows as a table that :meth:`of` reads again."""
+        users = pa.array(np.repeat(np.arange(len(self.users)), np.diff(self.starts)))
+        columns = [self.users.take(users), self.items.take(pa.array(self.item)), self.time]
+        return pa.table(columns, names=[user_col, item_col, time_col])
+
+    def joined(self, newer: History) -> History:
+        """Return the history of both objects, ordered by time again."""
+        tables = [each.table("user", "item") for each in (self, newer)]
+        for name, column in (("user", self.users), ("item", self.items)):
+            check_same_type(column.type, tables[1][name].type, "the new table", name)
+        return History.of(pa.concat_tables(tables), "user", "item", "time")
+
     def co_occurrences(self) -> np.ndarray:
         """Return a float32 item-item matrix with the number of users who have both items."""
         if len(self.items) > _MOST_ITEMS:
@@ -157,13 +171,30 @@ def _seconds(column: pa.ChunkedArray, name: str) -> np.ndarray:
         ) from None
 
 
-class _Baseline(ABC):
-    """Base class of the baselines: user histories, ranking and a fallback for unknown users.
+class HistoryRecommender(ABC):
+    """Base class of recommenders that keep user histories in the memory of the driver.
+
+    It ranks the scores of a subclass, filters items, and recommends popular items to unknown users.
 
     Parameters
     ----------
     user_col, item_col, time_col : str
         Columns of the training rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from bigdl.friesian.baselines import HistoryRecommender
+    >>> class Alphabetical(HistoryRecommender):  # recommends items in alphabetical order
+    ...     def _learn(self, history):
+    ...         self.scores = -np.arange(len(history.items), dtype=float)
+    ...
+    ...     def _scores(self, history, users):
+    ...         return np.tile(self.scores, (len(users), 1))
+    >>> clicks = pd.DataFrame({"user": [1, 2], "item": ["b", "a"]})
+    >>> Alphabetical().fit(clicks).recommend([1], k=1)["item"].tolist()
+    ['a']
     """
 
     _needs_time = False
@@ -251,7 +282,7 @@ class _Baseline(ABC):
                     of_users[history.matrix(part[has_rows]) > 0] = -np.inf
                 scores[has_rows] = of_users
             scores[:, ~allowed] = -np.inf
-            top = _top(scores, k)
+            top = best_columns(scores, k)
             chosen = np.take_along_axis(scores, top, axis=1)
             row, column = np.nonzero(chosen > -np.inf)
             frames.append(
@@ -272,7 +303,7 @@ def _listed(values: Iterable[Any]) -> list[Any]:
     return values.to_pylist() if isinstance(values, pa.Array | pa.ChunkedArray) else list(values)
 
 
-def _top(scores: np.ndarray, k: int) -> np.ndarray:
+def best_columns(scores: np.ndarray, k: int) -> np.ndarray:
     """Return the column indices of the `k` highest scores per row; ties go to the later column."""
     count = scores.shape[1]
     reverse = scores[:, ::-1]
@@ -283,7 +314,7 @@ def _top(scores: np.ndarray, k: int) -> np.ndarray:
     return (count - 1 - np.argsort(-reverse, axis=1, kind="stable"))[:, :k]
 
 
-class Popular(_Baseline):
+class Popular(HistoryRecommender):
     """Baseline that recommends the items with the most rows, overall or in a recent period.
 
     Parameters
@@ -320,7 +351,7 @@ class Popular(_Baseline):
         return np.tile(self._counts.astype(np.float64), (len(users), 1))
 
 
-class Markov(_Baseline):
+class Markov(HistoryRecommender):
     """Baseline that recommends the items that most often followed the user's last item.
 
     Ties are ordered by popularity. Rows of a user at equal times are ordered by item.
@@ -362,7 +393,7 @@ class Markov(_Baseline):
         return scores
 
 
-class _ItemWeights(_Baseline):
+class _ItemWeights(HistoryRecommender):
     """Base class of baselines that score an item by its summed weights with the user's items."""
 
     def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
@@ -451,7 +482,7 @@ class EASE(_ItemWeights):
         return weights.astype(np.float32)
 
 
-class ALS(_Baseline):
+class ALS(HistoryRecommender):
     """Baseline that factorises implicit feedback with Spark's ALS.
 
     Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +17,7 @@ from bigdl.friesian.feature.joins import JoinMethods
 from bigdl.friesian.feature.learned import StringIndex, TargetCode
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.relations import Table
+from bigdl.friesian.feature.sequences import SequenceTable, sequences_of
 from bigdl.friesian.feature.vocabularies import VocabularyEncoders
 from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.column_types import require_columns
@@ -25,6 +26,7 @@ from bigdl.friesian.ops.spark import F, as_names, check_string, col, dtype_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
     from sentence_transformers import SentenceTransformer
@@ -84,6 +86,70 @@ class FeatureTable(FeatureMethods, TableReader, JoinMethods, VocabularyEncoders,
         ]
         values = iter(spark.aggregate_values(self.df, aggregates))
         return FeatureSchema({name: _feature(dtype, values) for name, dtype in of_columns.items()})
+
+    def sequences(
+        self,
+        user: str = "user",
+        item: str = "item",
+        time: str = "time",
+        *,
+        max_len: int = 50,
+        order_by: Sequence[str] | None = None,
+        windows: str = "last",
+        items: pa.Array | None = None,
+    ) -> SequenceTable:
+        """Build padded histories of users, to train a sequence model and to predict with it.
+
+        Each user's events are grouped by one shuffle. Only the distinct items are collected.
+
+        Parameters
+        ----------
+        user, item, time : str
+            Columns of the interactions. Times are numbers (seconds), dates or timestamps.
+        max_len : int, default 50
+            Length of the arrays.
+        order_by : sequence of str, optional
+            Columns that order the events of a user at equal times. Default: `item`. In data with
+            coarse times this order changes metrics, so report it with them.
+        windows : {"last", "all"}, default "last"
+            Train on the newest ``max_len + 1`` events of a user, or on all events in windows of
+            this length.
+        items : pyarrow.Array, optional
+            Items whose positions from 1 are their ids, such as those of earlier sequences. Events
+            with other items are dropped. Default: all items in ascending order.
+
+        Returns
+        -------
+        SequenceTable
+
+        Raises
+        ------
+        UsageError
+            For missing columns, nulls, and unsuitable types.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> clicks = pd.DataFrame({"user": [7, 7, 8], "item": [30, 20, 30], "time": [1, 2, 3]})
+        >>> table = FeatureTable.from_pandas(clicks).sequences("user", "item", "time", max_len=2)
+        >>> table.df.first().item_seq, table.df.first().next_seq
+        ([2, 0], [1, 0])
+        >>> table.schema.cardinality("item_seq")
+        3
+        """
+        return sequences_of(
+            self.df,
+            user,
+            item,
+            time,
+            max_len=max_len,
+            order_by=order_by,
+            windows=windows,
+            items=items,
+        )
 
     def apply(
         self,
