@@ -21,6 +21,7 @@ from bigdl.friesian.models.sequences import (
 )
 from bigdl.friesian.sequential import SequenceRecommender
 from bigdl.friesian.splitters import LastN
+from bigdl.orca.learn.metrics import MRR, NDCG, HitRate
 from bigdl.orca.learn.pytorch import Estimator
 
 CAUSAL = {
@@ -57,11 +58,12 @@ def histories(model, random, rows: int = 6):
 # -- losses ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 100])
-def test_cross_entropy_in_chunks_equals_that_over_all_items(chunk):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("chunk", [3, 7, 100])
+def test_cross_entropy_in_chunks_equals_that_over_all_items(chunk, dtype):
     torch.manual_seed(0)
-    hidden, weight = torch.randn(30, 8), torch.randn(50, 8)
-    target, outer = torch.randint(50, (30,)), torch.rand(30)
+    hidden, weight = torch.randn(30, 8, dtype=dtype), torch.randn(50, 8, dtype=dtype)
+    target, outer = torch.randint(50, (30,)), torch.rand(30, dtype=dtype)
     results = []
     for loss in (
         lambda h, w: F.cross_entropy(h @ w.T, target, reduction="none"),
@@ -72,7 +74,8 @@ def test_cross_entropy_in_chunks_equals_that_over_all_items(chunk):
         (losses * outer).sum().backward()
         results.append([losses.detach(), *(each.grad for each in leaves)])
     for full, chunked in zip(*results, strict=True):
-        torch.testing.assert_close(chunked, full, rtol=1e-6, atol=1e-6)
+        scale = 1e-6 if dtype is torch.float32 else 1e-14
+        torch.testing.assert_close(chunked, full, rtol=0, atol=scale * float(full.abs().max()))
 
 
 def test_sampled_softmax_by_frequency_estimates_the_full_one():
@@ -291,6 +294,36 @@ def test_sequences_in_spark_train_the_same_model_as_rows_in_memory(table):
     lists, others = (each.recommend(k=5) for each in (model, of_spark))
     assert lists["user"].tolist() == others["user"].tolist()
     np.testing.assert_allclose(lists["score"], others["score"], atol=1e-4)
+
+
+def test_an_estimator_evaluates_ranks_of_the_last_items(fitted):
+    rows = clicks()
+    model = fitted.network
+    names = sorted(rows["item"].unique())
+    history = np.zeros((25, 8), dtype=np.int64)
+    following = np.zeros((25, 8), dtype=np.int64)
+    expected = []
+    for user, group in rows.sort_values(["time", "item"]).groupby("user"):
+        ids = [names.index(item) + 1 for item in group["item"]][-6:]
+        history[user, :5], following[user, :5] = ids[:-1], ids[1:]
+        with torch.no_grad():
+            scores = (model(torch.tensor(history[[user]])) @ model.items.matrix().T)[0]
+        others = set(range(1, 21)) - set(ids)
+        expected.append(1 + sum(float(scores[each] >= scores[ids[-1]]) for each in others))
+    metrics = [NDCG(3), HitRate(3), MRR(3)]
+    results = []
+    for workers in (1, 2):
+        est = Estimator.from_torch(
+            model=model, metrics=metrics, backend="local", workers_per_node=workers
+        )
+        results.append(est.evaluate({"x": history, "y": following}, batch_size=7))
+    assert results[0].keys() == results[1].keys()
+    ranks = np.array(expected)
+    hits = ranks <= 3
+    for result in results:
+        assert result["hit_rate@3"] == pytest.approx(hits.mean())
+        assert result["ndcg@3"] == pytest.approx((hits / np.log2(1 + ranks)).mean())
+        assert result["mrr@3"] == pytest.approx((hits / ranks).mean())
 
 
 def test_models_and_baselines_are_compared_by_cross_validation(table):

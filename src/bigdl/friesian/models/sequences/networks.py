@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,36 @@ _LOG_BASE = 0.301  # width of a bucket of log time
 _TEMPERATURE = 0.05  # of cosine similarities
 
 
+class NextItemOutput(NamedTuple):
+    """Output of a sequence model that gets labels.
+
+    Attributes
+    ----------
+    loss : Tensor
+        Mean over the positions whose next item is known.
+    logits : Tensor of int64, shape (n,)
+        In evaluation, the rank of the last label among the items that are not in the history, for
+        the metrics NDCG, HitRate and MRR of an Estimator; otherwise empty.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models.sequences import SASRec
+    >>> model = SASRec(items=3, max_len=2, dim=4).eval()
+    >>> model(torch.tensor([[1, 0]]), labels=torch.tensor([[2, 0]])).logits
+    tensor([1])
+    """
+
+    loss: Tensor
+    logits: Tensor
+
+
 class SequenceModel(TableModel):
     """Base class of models that predict the next item from a user's history.
 
     Without ``labels``, the models return a vector per user, whose products with ``items.matrix()``
-    are the scores of all items. With ``labels``, they return a dict with the loss, averaged over
-    the positions whose next item is known, and in evaluation also ``logits``: the rank of the last
-    label among the items that are not in the history, for ranking metrics of an Estimator.
+    are the scores of all items. With ``labels``, they return a :class:`NextItemOutput`, with which
+    an Estimator trains and evaluates.
 
     Parameters
     ----------
@@ -138,7 +161,7 @@ class SequenceModel(TableModel):
 
     def forward(
         self, item_seq: Tensor, *columns: Tensor, labels: Tensor | None = None
-    ) -> Tensor | dict[str, Tensor]:
+    ) -> Tensor | NextItemOutput:
         """Return user vectors, or with `labels` the loss.
 
         Parameters
@@ -159,10 +182,10 @@ class SequenceModel(TableModel):
             self.step += 1
         vectors, target, keys = self._labelled(item_seq, time_seq, labels)
         losses = self.loss(vectors, target, self.items, keys, self.step)
-        output = {"loss": losses.sum() / max(len(losses), 1)}
+        ranks = torch.zeros(0, dtype=torch.int64)
         if not self.training and self.items.embedding == "dense":
-            output["logits"] = self._ranks(item_seq, time_seq, labels)
-        return output
+            ranks = self._ranks(item_seq, time_seq, labels)
+        return NextItemOutput(losses.sum() / max(len(losses), 1), ranks)
 
     def _ranks(self, item_seq: Tensor, time_seq: Tensor | None, labels: Tensor) -> Tensor:
         """Return the rank of the last label among the items that are not in the history.
@@ -329,7 +352,7 @@ class SASRec(CausalModel):
     >>> history, following = torch.tensor([[3, 5, 0, 0]]), torch.tensor([[5, 9, 0, 0]])
     >>> model(history).shape  # vectors of users
     torch.Size([1, 16])
-    >>> model(history, labels=following)["loss"].shape
+    >>> model(history, labels=following).loss.shape
     torch.Size([])
     """
 

@@ -21,7 +21,9 @@ else:
 __all__ = [
     "AUC",
     "MAE",
+    "MRR",
     "MSE",
+    "NDCG",
     "ROC",
     "Accuracy",
     "BinaryAccuracy",
@@ -29,6 +31,7 @@ __all__ = [
     "CategoricalAccuracy",
     "CategoricalCrossEntropy",
     "F1Score",
+    "HitRate",
     "KLDivergence",
     "Poisson",
     "Precision",
@@ -224,6 +227,136 @@ class Top5Accuracy(LabelMetric):
         true_scores = preds.gather(-1, labels)
         ahead = (preds > true_scores) | ((preds == true_scores) & (torch.arange(classes) < labels))
         return (ahead.sum(-1) < 5) & ~true_scores.squeeze(-1).isnan()
+
+
+class RankMetric(MergedMetric):
+    """Base class of metrics of the target's rank, which merge as exact counts by rank.
+
+    Predictions are integer ranks from 1 of shape ``(n,)``, such as the ``logits`` of Friesian's
+    sequence models, where 0 marks a row that does not count. Or they are class scores ``(n, C)``
+    with labels ``(n,)``: other classes with an equal score come first, so that a model with equal
+    scores gets no hits.
+
+    Parameters
+    ----------
+    k : int, default 10
+        Largest rank that counts.
+    """
+
+    reductions: Mapping[str, Reduction] = {"ranks": "sum", "count": "sum"}
+
+    def __init__(self, k: int = 10):
+        self.k = check_positive("k", k)
+
+    def get_name(self) -> str:
+        """Return the name under which the metric is reported, such as ``"ndcg@10"``."""
+        return f"{self._label}@{self.k}"
+
+    _label = ""
+
+    @abstractmethod
+    def _gains(self, ranks: torch.Tensor) -> torch.Tensor:
+        """Return the gain of each rank from 1."""
+
+    def _batch_state(self, preds, targets, weights=None):
+        preds, targets = cpu_tensors(self.get_name(), preds, targets)
+        if preds.ndim == 1 and not preds.is_floating_point():
+            ranks = preds.to(torch.int64)
+        else:
+            preds, targets, has_classes = class_scores(self.get_name(), preds, targets)
+            if not has_classes or preds.ndim != 2:
+                raise UsageError(
+                    f"{self.get_name()} needs ranks of shape (n,), or scores of shape (n, classes) "
+                    f"with labels of shape (n,), got {tuple(preds.shape)} and "
+                    f"{tuple(targets.shape)}",
+                    code="data-shape",
+                )
+            labels = check_labels(preds.shape[-1], self.get_name(), targets)[:, None]
+            ranks = (~(preds < preds.gather(1, labels))).sum(1)
+        kept = torch.where(ranks > self.k, 0, ranks)
+        counted = ranks > 0
+        if weights is None:
+            amounts = torch.ones(len(ranks), dtype=torch.int64)
+        else:
+            amounts = row_weights(self.get_name(), weights, len(ranks))
+        counts = torch.zeros(self.k + 1, dtype=amounts.dtype).index_add_(0, kept, amounts)
+        return {"ranks": counts[1:], "count": amounts[counted].sum()}
+
+    def _value(self, state):
+        if not state["ranks"].numel():
+            return torch.tensor(torch.nan)
+        gains = self._gains(torch.arange(1, self.k + 1, dtype=torch.float64))
+        return ((state["ranks"].double() * gains).sum() / state["count"].sum()).float()
+
+
+class NDCG(RankMetric):
+    """Normalized discounted cumulative gain of one relevant item per row: ``1 / log2(1 + rank)``.
+
+    Parameters
+    ----------
+    k : int, default 10
+        Largest rank that counts.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import NDCG
+    >>> metric = NDCG(10).get_metric()
+    >>> metric(torch.tensor([[0.1, 0.7, 0.2], [0.3, 0.4, 0.3]]), torch.tensor([2, 1]))
+    >>> metric.name, metric.compute()  # ranks 2 and 1
+    ('ndcg@10', tensor(0.8155))
+    """
+
+    _label = "ndcg"
+
+    def _gains(self, ranks):
+        return 1 / torch.log2(ranks + 1)
+
+
+class HitRate(RankMetric):
+    """Share of rows whose relevant item has at most rank k.
+
+    Parameters
+    ----------
+    k : int, default 10
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import HitRate
+    >>> metric = HitRate(2).get_metric()
+    >>> metric(torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]))  # ranks; targets are not used
+    >>> metric.name, metric.compute()
+    ('hit_rate@2', tensor(0.6667))
+    """
+
+    _label = "hit_rate"
+
+    def _gains(self, ranks):
+        return torch.ones_like(ranks)
+
+
+class MRR(RankMetric):
+    """Mean of the reciprocal rank of the relevant item, which is 0 after rank k.
+
+    Parameters
+    ----------
+    k : int, default 10
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import MRR
+    >>> metric = MRR(10).get_metric()
+    >>> metric(torch.tensor([1, 2, 30]), torch.tensor([0, 0, 0]))
+    >>> metric.name, metric.compute()
+    ('mrr@10', tensor(0.5000))
+    """
+
+    _label = "mrr"
+
+    def _gains(self, ranks):
+        return 1 / ranks
 
 
 class MSE(MeanMetric):
