@@ -93,7 +93,7 @@ def main():
         )
         for name, row in result.means.iterrows():
             entry = {"split": split, "model": name, "seconds": round(models[name].seconds, 1)}
-            history = getattr(models[name].model, "history_of_fit", None)
+            history = getattr(models[name].model, "epoch_metrics", None)
             if history:
                 rows = history[-1]["num_samples"] * len(history)
                 entry["samples/s"] = round(rows / models[name].seconds)

@@ -32,14 +32,11 @@ for threshold in program.THRESHOLDS:
     assert mean["ConvLSTM"] > mean["persistence"], mean
 """,
     "sequence_recommender": """
-transformers, towers, popular = (figures[f"ndcg@10 of {name}"] for name in names)
-assert transformers > towers > popular, figures
-assert list(answers) == last["user"].tolist() == list(range(1, 101))
-for user, seen, row in zip(last["user"], last["seen"], scores, strict=True):
-    row[[0, *seen]] = -np.inf
-    best, served = np.sort(row)[::-1][: program.BEST], row[answers[user]]
-    assert (np.diff(served) <= 1e-4).all()  # by the transformers' scores, best first
-    np.testing.assert_allclose(served, best, rtol=1e-3, atol=1e-3)
+assert figures["ndcg@10 of SASRec"] > 2 * figures["ndcg@10 of what is popular"], figures
+lists = recommender.recommend(k=program.BEST)
+best = {user: group["item"].tolist() for user, group in lists.groupby("user")}
+same = [a == b for user in best for a, b in zip(best[user], answers[user], strict=True)]
+assert np.mean(same) > 0.98  # rounding may swap items with nearly equal scores
 """,
     "smart_transportation": "assert figures['mota'] > 0.6 and figures['plates'] > 0.6, figures",
 }
@@ -76,16 +73,14 @@ def test_rain_is_forecast_better_than_by_no_change(orca_spark, tmp_path):
 
 @pytest.mark.slow
 def test_what_comes_next_is_recommended_by_the_sequence_of_clicks(orca_spark):
-    result = sequence_recommender.main(["--users", "100", "--epochs", "3"])
-    assert result["ndcg@10 of the transformers"] > result["ndcg@10 of two towers"]
-    assert result["ndcg@10 of two towers"] > result["ndcg@10 of what is popular"]
-    last = result["last"]
-    for user, seen, scores in zip(last["user"], last["seen"], result["scores"], strict=True):
-        scores[[0, *seen]] = -np.inf
-        best = np.sort(scores)[::-1][: sequence_recommender.BEST]
-        served = scores[result["answers"][user]]
-        assert (np.diff(served) <= 1e-4).all()  # by the transformers' scores, best first
-        np.testing.assert_allclose(served, best, rtol=1e-3, atol=1e-3)
+    result = sequence_recommender.main(["--users", "100", "--epochs", "10"])
+    assert result["ndcg@10 of SASRec"] > 2 * result["ndcg@10 of what is popular"]
+    lists = result["lists"].groupby("user")["item"]
+    best = {user: items.tolist() for user, items in lists}
+    same = [
+        a == b for user in best for a, b in zip(best[user], result["answers"][user], strict=True)
+    ]
+    assert np.mean(same) > 0.98  # rounding may swap items with nearly equal scores
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from bigdl.friesian.models.sequences import SequenceModel  # noqa: E402
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyspark.sql import DataFrame
 
     from bigdl.friesian.ops.schema import FeatureSchema
     from bigdl.orca.learn.pytorch.estimator import PyTorchEstimator
@@ -86,6 +87,11 @@ class SequenceRecommender(HistoryRecommender):
         Columns of the interactions. At equal times, the events of a user are ordered by item.
     **options
         Other arguments of the model, such as ``dim`` and ``loss``.
+
+    Attributes
+    ----------
+    epoch_metrics : list of dict
+        Metrics of each epoch of the last training, as ``Estimator.fit`` returns them.
 
     Examples
     --------
@@ -247,19 +253,23 @@ class SequenceRecommender(HistoryRecommender):
         result[rows + 1] = values
         return result[:-1]
 
-    def _train(self, data: Any, epochs: int) -> None:
+    def _train(self, data: dict[str, np.ndarray] | DataFrame, epochs: int) -> None:
         network = self._network
         assert network is not None
         estimator = self.estimator(network)
+        inputs: object = data
+        names: tuple[list[str] | None, ...] = (network.feature_cols, network.label_cols)
         if isinstance(data, dict):
-            columns = {each: data[each] for each in network.feature_cols}
-            arrays = list(columns.values())
-            data = {"x": arrays if len(arrays) > 1 else arrays[0], "y": data["next_seq"]}
-            names: dict[str, Any] = {}
-        else:
-            names = {"feature_cols": network.feature_cols, "label_cols": network.label_cols}
-        self.history_of_fit = estimator.fit(
-            data, epochs=epochs, batch_size=self.batch_size, seed=self.seed, **names
+            arrays = [data[each] for each in network.feature_cols]
+            inputs = {"x": arrays if len(arrays) > 1 else arrays[0], "y": data["next_seq"]}
+            names = None, None
+        self.epoch_metrics = estimator.fit(
+            inputs,
+            epochs=epochs,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            feature_cols=names[0],
+            label_cols=names[1],
         )
         trained = estimator.get_model()
         assert isinstance(trained, SequenceModel)
@@ -436,10 +446,15 @@ class SequenceRecommender(HistoryRecommender):
         most = k if isinstance(k, int) else max(k)
         users = pc.unique(ids(rows, self.user_col, "truth"))
         lists = self.recommend(users, most, filter_seen=filter_seen)
-        columns = {"user_col": self.user_col, "item_col": self.item_col}
         history, _ = self._trained()
         return ranking_metrics(
-            lists, rows, metrics, k, train=history.table(self.user_col, self.item_col), **columns
+            lists,
+            rows,
+            metrics,
+            k,
+            train=history.table(self.user_col, self.item_col),
+            user_col=self.user_col,
+            item_col=self.item_col,
         )
 
     # -- files ---------------------------------------------------------------------------------

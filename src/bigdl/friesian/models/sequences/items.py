@@ -133,7 +133,7 @@ class ItemVectors(nn.Module):
             )
         if self.embedding == "sharded":
             return self(torch.arange(self.size))
-        result = self.table.weight
+        result: Tensor = self.table.get_parameter("weight")
         if self.features is not None:
             result = result + self.of_features(self.features).sum(-2)
         if self.vectors is not None:

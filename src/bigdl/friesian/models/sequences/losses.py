@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+    from torch.autograd.function import FunctionCtx
 
     from bigdl.friesian.models.sequences.items import ItemVectors
 
@@ -44,25 +45,28 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """Cross-entropy over the rows of a matrix, whose logits exist for one chunk at a time."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, target: Tensor, chunk: int
+    ) -> Tensor:
         log_sum = hidden.new_full((len(hidden),), -math.inf)
         for first in range(0, len(weight), chunk):
             logits = hidden @ weight[first : first + chunk].T
             log_sum = torch.logaddexp(log_sum, logits.logsumexp(1))
         ctx.save_for_backward(hidden, weight, target, log_sum)
-        ctx.chunk = chunk
+        ctx.chunk = chunk  # type: ignore[attr-defined]
         return log_sum - (hidden * weight[target]).sum(1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (gradient,) = gradients
-        hidden, weight, target, log_sum = ctx.saved_tensors
+        hidden, weight, target, log_sum = ctx.saved_tensors  # type: ignore[attr-defined]
         of_hidden, of_weight = torch.zeros_like(hidden), torch.empty_like(weight)
-        for first in range(0, len(weight), ctx.chunk):
-            part = weight[first : first + ctx.chunk]
+        chunk: int = ctx.chunk  # type: ignore[attr-defined]
+        for first in range(0, len(weight), chunk):
+            part = weight[first : first + chunk]
             shares = (hidden @ part.T).sub_(log_sum[:, None]).exp_().mul_(gradient[:, None])
             of_hidden.addmm_(shares, part)
-            of_weight[first : first + ctx.chunk] = shares.T @ hidden
+            of_weight[first : first + chunk] = shares.T @ hidden
         of_hidden.sub_(gradient[:, None] * weight[target])
         of_weight.index_add_(0, target, hidden * gradient[:, None], alpha=-1)
         return of_hidden, of_weight, None, None
@@ -106,7 +110,16 @@ def chunked_cross_entropy(
 
 
 class NextItemLoss(nn.Module, ABC):
-    """Base class of losses that compare the output of a sequence model with the next item."""
+    """Base class of losses that compare the output of a sequence model with the next item.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.models.sequences import NextItemLoss, SASRec
+    >>> class Distance(NextItemLoss):  # squared distance to the vector of the next item
+    ...     def forward(self, hidden, target, items, keys, step):
+    ...         return (hidden - items(target)).square().sum(1)
+    >>> model = SASRec(1000, loss=Distance())
+    """
 
     @abstractmethod
     def forward(

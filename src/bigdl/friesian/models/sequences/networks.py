@@ -81,6 +81,15 @@ class SequenceModel(TableModel):
         Compare vectors by their cosine divided by 0.05, instead of the dot product.
     item_col, time_col, label_col : str
         Columns of histories, their times, and the next items.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models.sequences import SASRec, SequenceModel
+    >>> model: SequenceModel = SASRec(items=100, max_len=4, dim=8).eval()
+    >>> vectors = model(torch.tensor([[3, 5, 0, 0], [7, 0, 0, 0]]))
+    >>> (vectors @ model.items.matrix().T).shape  # scores of all ids for two users
+    torch.Size([2, 100])
     """
 
     uses_times = False
@@ -244,6 +253,16 @@ class CausalModel(SequenceModel):
     """Base class of sequence models whose rows depend on earlier rows only.
 
     All positions are trained at once, and new events can be added to a cached history.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models.sequences import CausalModel, SASRec
+    >>> model: CausalModel = SASRec(items=100, max_len=4, dim=8).eval()
+    >>> hidden, cache = model.extend(torch.tensor([[3, 5]]))
+    >>> hidden, cache = model.extend(torch.tensor([[8]]), cache=cache)  # one new event
+    >>> hidden.shape, cache.length
+    (torch.Size([1, 1, 8]), 3)
     """
 
     def extend(
@@ -312,7 +331,8 @@ class CausalModel(SequenceModel):
         """Return a vector of each history, for the item after its last one."""
         hidden, _ = self.extend(item_seq, time_seq)
         last = (item_seq != 0).sum(1).clamp(min=1) - 1
-        return hidden[torch.arange(len(last), device=last.device), last]
+        # gather, because a traced graph would keep the number of rows of an arange
+        return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
 
     def _labelled(
         self, item_seq: Tensor, time_seq: Tensor | None, labels: Tensor
