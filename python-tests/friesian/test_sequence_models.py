@@ -235,6 +235,39 @@ def test_two_workers_equal_one(name):
         torch.testing.assert_close(states[1][key], states[0][key], rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("embedding", ["sharded", "growing"])
+def test_a_catalogue_over_two_workers_equals_one(embedding, tmp_path):
+    random = np.random.default_rng(0)
+    history = random.integers(1, 20, (24, 5))
+
+    def model_of(config):
+        torch.manual_seed(0)
+        loss = SampledSoftmax(30)
+        return SASRec(20, 4, 8, dropout=0.0, loss=loss, embedding=embedding)
+
+    outputs = []
+    for workers in (1, 2):
+        est = Estimator.from_torch(
+            model=model_of,
+            optimizer=sgd,
+            backend="local",
+            workers_per_node=workers,
+            model_dir=str(tmp_path / str(workers)),
+        )
+        data = {"x": history[:, :4], "y": history[:, 1:]}
+        before = est.evaluate(data)["val_loss"]
+        est.fit(data, epochs=3, batch_size=24, seed=1)
+        assert est.evaluate(data)["val_loss"] != before
+        outputs.append(est.predict({"x": history[:, :4]}))
+    np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-5)
+    with refused("unsupported", "SampledSoftmax"):
+        ItemVectors(20, 8, embedding="growing").matrix()
+
+
+def sgd(model, config):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def small(name: str = "gru4rec", **options) -> SequenceRecommender:
     options = {"dim": 16, "epochs": 25, "learning_rate": 0.02, "dropout": 0.1, **options}
     return SequenceRecommender(name, max_len=8, windows="all", batch_size=64, **options)
