@@ -1,6 +1,6 @@
 """Recommend the next item from a user's clicks: trained on Ray, served by Friesian.
 
-    python examples/applications/sequence_recommender.py --data-dir ml-100k --users 943 --epochs 30
+    python examples/applications/sequence_recommender.py --data-dir ml-100k --users 943 --epochs 15
 
 Spark converts the clicks of each user to sequences. SASRec is trained on Ray workers with the Spark
 DataFrame, in the same program. The last click of each user is held out; NDCG@10 ranks it among all
