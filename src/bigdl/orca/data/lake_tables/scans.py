@@ -131,6 +131,10 @@ class FileColumns:
         return {name: batch.column(name).cast(self.schema.field(name).type) for name in names}
 
 
+FileTasks = tuple[list[list[RowGroups]], FileColumns]
+"""Row groups of each task, and the columns to compute from them."""
+
+
 @contextmanager
 def open_parquet(path: str, texts: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
     """Context manager that opens a Parquet file and reads columns `texts` as dictionary arrays.
@@ -195,13 +199,28 @@ def map_in_arrow(df: DataFrame, function: Work, schema: str | StructType, rows: 
     tasks = file_tasks(df)
     if tasks is None:
         return df.mapInArrow(silent_when_closed(function), schema)
+    return map_files(df.sparkSession, tasks, function, schema, rows)
+
+
+def map_files(
+    spark: SparkSession, tasks: FileTasks, function: Work, schema: Any, rows: int
+) -> DataFrame:
+    """Call a function in one Spark task for each task of :func:`file_tasks`.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+    tasks : FileTasks
+    function, schema, rows
+        See :func:`map_in_arrow`.
+    """
     groups, columns = tasks
 
     def work(groups: list[RowGroups]) -> Iterator[pa.RecordBatch]:
         batches = (each.batches(columns, rows) for each in groups)
         return function(_rebatched(rows, chain.from_iterable(batches)))
 
-    return map_items(df.sparkSession, groups, work, schema)
+    return map_items(spark, groups, work, schema)
 
 
 def map_items(
@@ -256,7 +275,7 @@ def _concatenate(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def file_tasks(df: DataFrame) -> tuple[list[list[RowGroups]], FileColumns] | None:
+def file_tasks(df: DataFrame) -> FileTasks | None:
     """Return each task's row groups and the columns to read, or None if Spark must read the files.
 
     A row group may have rows that do not fulfill the condition of the columns.

@@ -18,9 +18,10 @@ from bigdl.common.errors import (
     UsageError,
     UserFramesOnly,
 )
+from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_udf, to_arrow
-from bigdl.orca.data.arrow_types import is_arrow_convertible
+from bigdl.orca.data.arrow_types import cast_to_spec, is_arrow_convertible
 from bigdl.orca.data.feeds.in_memory import input_arrays
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.inference.shipping import LoadedModel, ShippedModel
@@ -49,9 +50,17 @@ from bigdl.training.batches import zero_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from bigdl.orca.data.lake_tables.scans import FileTasks
+
 
 pa = LazyModule("pyarrow", "orca")
 logger = logging.getLogger("bigdl.orca")
+
+_FIXED_WIDTH = {
+    *("boolean", "byte", "short", "integer", "long", "float", "double", "decimal"),
+    *("date", "timestamp", "timestamp_ntz"),
+}
+_SCALAR_ROWS = 8192  # rows of a record batch of scalar columns
 
 NOT_FITTED = (
     "The model's input types are unknown because it has not been fitted; pass sample=, some rows "
@@ -133,7 +142,16 @@ class DistributedPredictor:
         columns = OutputColumns.of(outputs, options.output_cols)
         columns.check(frame.columns)
         model_of_task = shipped.in_task(threads)
-        if all(is_arrow_convertible(field.dataType) for field in frame.schema.fields):
+        tasks = None if is_connect(frame) else _file_tasks(plain)
+        source = "Spark" if tasks is None else "Parquet files"
+        logger.debug("The tasks that predict read their rows from %s", source)
+        if tasks is not None:
+            names = [aliases[spec.name] for spec in specs]
+            task = _task(
+                model_of_task, specs, kept, names, columns, options.batch_size, cast_to_spec
+            )
+            result = _map_files(plain, tasks, task, columns.schema(plain.schema), options)
+        elif all(is_arrow_convertible(field.dataType) for field in frame.schema.fields):
             prepared = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
             task = _task(model_of_task, specs, kept, inputs, columns, options.batch_size)
             result = prepared.mapInArrow(silent_when_closed(task), columns.schema(plain.schema))
@@ -364,11 +382,37 @@ def predict_columns(
     return [array for _, array in outputs]
 
 
-def _task(model_of_task, specs, kept, inputs, columns: OutputColumns, batch_size):
+def _file_tasks(frame: DataFrame) -> FileTasks | None:
+    """Return the tasks that read the frame from Parquet files, or None if Spark must read it."""
+    from bigdl.orca.data.lake_tables.scans import file_tasks  # which needs pyarrow
+
+    return file_tasks(frame)
+
+
+def _map_files(frame, tasks: FileTasks, task, schema, options: PredictOptions) -> DataFrame:
+    from bigdl.orca.data.lake_tables.scans import map_files
+
+    rows = options.batch_size
+    names = {field.dataType.typeName() for field in frame.schema.fields}
+    if names <= _FIXED_WIDTH:
+        rows *= max(1, _SCALAR_ROWS // rows)  # other values may be large
+    return map_files(frame.sparkSession, tasks, task, schema, rows)
+
+
+def _task(
+    model_of_task,
+    specs,
+    kept,
+    inputs,
+    columns: OutputColumns,
+    batch_size,
+    convert: Callable[[ColumnSpec, Any], Any] = lambda _, array: array,
+):
     def task(batches):
         with UserFramesOnly(), model_of_task() as model:
             for batch in batches:
-                features, rows, valid = drop_null_rows(specs, batch.select(inputs).columns)
+                whole, rows, valid = drop_null_rows(specs, batch.select(inputs).columns)
+                features = [convert(each, array) for each, array in zip(specs, whole, strict=True)]
                 arrays = predict_columns(model, specs, features, batch_size, columns.outputs)
                 added = [with_nulls(each, valid) for each in columns.arrow(arrays, rows)]
                 made = [*batch.select(kept).columns, *added]
