@@ -28,6 +28,7 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -258,6 +259,16 @@ def measure_frame(options):
     frame = spark.range(options.rows).selectExpr(*numbers)
     frame = frame.selectExpr("*", "x0 + x1 * x2 AS y").cache()
     assert frame.count() == options.rows
+    results = {"cached": measure_one_frame("cached DataFrame", frame, options)}
+    with tempfile.TemporaryDirectory(prefix="bigdl-bench-") as folder:
+        frame.write.parquet(f"{folder}/rows")
+        frame.unpersist()
+        scan = spark.read.parquet(f"{folder}/rows")
+        results["Parquet"] = measure_one_frame("spark.read.parquet", scan, options)
+    return results
+
+
+def measure_one_frame(title, frame, options):
     plain, batch = of_numbers({}), 8192
     est = estimator(of_numbers, {})
 
@@ -276,7 +287,7 @@ def measure_frame(options):
 
     measurements = in_turns({"toPandas": collected, "fit(df)": distributed}, options.repeats)
     ratio = ratios(measurements, "fit(df)", "toPandas")
-    print("\n| rows/s, end to end | median (range) |\n|---|---|")
+    print(f"\n| {title}: rows/s, end to end | median (range) |\n|---|---|")
     for name, values in measurements.items():
         print(f"| {name} | {median_of(values)} |")
     print(f"| ratio | {median_of(ratio)} |")

@@ -456,7 +456,8 @@ class Query:
         mask = self._mask(columns)
         if mask is None:
             return columns
-        return {name: each.filter(mask) for name, each in columns.items()}
+        batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+        return dict(zip(columns, batch.filter(mask).columns, strict=True))
 
     def count(self, columns: Columns) -> int:
         """Return the number of remaining rows."""

@@ -325,8 +325,9 @@ def read_ranges(
                     count = rows_of(named)
                     low, high = max(rows.start - row, 0), min(rows.stop - row, count)
                     if low < high:
-                        part = {name: a.slice(low, high - low) for name, a in named.items()}
-                        yield columns.query.select(part)
+                        if high - low < count:
+                            named = {n: a.slice(low, high - low) for n, a in named.items()}
+                        yield columns.query.select(named)
                     row += count
                     if row >= rows.stop:
                         break

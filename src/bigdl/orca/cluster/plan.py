@@ -25,6 +25,7 @@ __all__ = [
     "is_deterministic",
     "is_switched_off",
     "quiet",
+    "selects_from_parquet",
 ]
 
 logger = logging.getLogger("bigdl.orca")
@@ -62,6 +63,21 @@ def is_deterministic(frame) -> bool:
     except Exception as error:  # a private API: any failure means "unknown"
         logger.debug("Cannot tell whether the plan is deterministic: %s", error)
         return True
+
+
+def selects_from_parquet(frame) -> bool:
+    """Return True if a Spark Connect frame only selects columns of Parquet files."""
+    if is_switched_off():
+        return False
+    try:
+        lines = frame._explain_string().splitlines()
+    except Exception as error:  # a private API
+        logger.debug("Cannot tell what the plan reads: %s", error)
+        return False
+    nodes = [each.lstrip(" :+-*()0123456789") for each in lines if not each.startswith("==")]
+    names = {each.partition(" ")[0] for each in nodes if each}
+    names -= {"AdaptiveSparkPlan", "Project", "ColumnarToRow"}
+    return names == {"FileScan"} and "FileScan parquet" in "".join(nodes)
 
 
 # nodes and functions whose rows, or whose order of rows, may differ when recomputed

@@ -105,7 +105,15 @@ class SparkDataFrameFeed(PackedFeed):
     ) -> InputPlan | None:
         # only for shuffled rows: each worker gets a contiguous part of them
         is_shuffled = self.config.get("shuffle", True)
-        if cluster.moves_rows_by != "spark" or spark_plan.is_connect(self.frame) or not is_shuffled:
+        if cluster.moves_rows_by != "spark" or not is_shuffled:
+            return None
+        if spark_plan.is_connect(self.frame):
+            if spark_plan.selects_from_parquet(self.frame):
+                logger.info(
+                    "Spark reads the Parquet files of %s. Pass their path instead of the DataFrame "
+                    "to have them read by the workers, which is several times faster",
+                    self.name or "the DataFrame",
+                )
             return None
         from bigdl.orca.data.feeds.row_ranges import plan_of_ranges
         from bigdl.orca.data.lake_tables.scans import row_ranges_of
