@@ -5,9 +5,10 @@
 would get there. The folder of this file is put on ``PYTHONPATH``, so that each Python process that
 is started later begins in the same way (`sitecustomize`).
 
-Only the code that is responsible for a call matters: the innermost frame outside the standard
-library. Installed packages keep Linux, since their compiled parts are those for Linux. So this
-shows which calls BigDL makes, not how packages and kernels behave on the other system. It is
+Names are missing where BigDL's code reads them itself, and files where the innermost frame outside
+the standard library is BigDL's. The standard library and installed packages keep Linux, since their
+compiled parts are those for Linux. So this shows which calls BigDL makes, not how packages and
+kernels behave on the other system. It is
 stricter than macOS in one respect, for Windows: there is no fork, no ``SO_REUSEPORT`` and no
 passing of file descriptors.
 """
@@ -19,6 +20,7 @@ import importlib
 import io
 import mmap
 import multiprocessing.context
+import multiprocessing.reduction
 import os
 import resource
 import select
@@ -43,6 +45,7 @@ LINUX_PROGRAMS = ("taskset", "numactl", "ldconfig", "nproc", "lscpu", "free", "p
 LINUX_FUNCTIONS = (  # of the C library
     *("prctl", "malloc_trim", "mallopt", "memfd_create", "sched_setaffinity", "sched_getaffinity"),
     *("gettid", "eventfd", "inotify_init", "epoll_create1", "mremap", "sched_getcpu"),
+    *("gnu_get_libc_version", "malloc_usable_size", "sigtimedwait"),
 )
 _NOT_ON_MACOS = {
     os: "CLONE_* EFD_* MFD_* O_TMPFILE O_DIRECT O_LARGEFILE O_NOATIME O_PATH O_RSYNC "
@@ -63,6 +66,7 @@ _NOT_ON_MACOS = {
     resource: "RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_RTTIME RLIMIT_SIGPENDING "
     "RUSAGE_THREAD prlimit",
     select: "EPOLL* epoll",
+    multiprocessing.reduction: "DupFd recvfds sendfds",
 }
 _NOT_ON_WINDOWS = {
     os: "F_LOCK O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_SYNC SCHED_* WCOREDUMP WEXITSTATUS "
@@ -110,8 +114,8 @@ def install(platform: str) -> None:
         raise ValueError(f"cannot imitate {platform!r} on {_current or sys.platform}")
     windows = platform == "win32"
     os.environ.update(environment(platform))
-    for module in (os, socket, signal, mmap, resource, select):
-        patterns = _NOT_ON_MACOS.get(module, "").split()
+    for module, on_macos in _NOT_ON_MACOS.items():
+        patterns = on_macos.split()
         patterns += _NOT_ON_WINDOWS.get(module, "").split() if windows else []
         _hide(module, [name for name in dir(module) if _matches(name, patterns)])
     _show(sys, "platform", platform)
@@ -177,7 +181,8 @@ def _missing(error: Exception, filename: str) -> Exception:
 def _subclass(module: types.ModuleType) -> type:
     """Return the class of this module alone, to which properties can be added."""
     if type(module) is types.ModuleType:
-        module.__class__ = type("module", (types.ModuleType,), {})
+        by_name = {"__reduce__": lambda self: (importlib.import_module, (self.__name__,))}
+        module.__class__ = type("module", (types.ModuleType,), by_name)
     return type(module)
 
 
@@ -189,8 +194,8 @@ def _hide(module: types.ModuleType, names: list[str]) -> None:
         replaced = False
 
         def get(self: types.ModuleType) -> object:
-            filename = None if replaced else _caller()
-            if filename is None:
+            filename = sys._getframe(1).f_code.co_filename
+            if replaced or _origin(filename) != "bigdl":
                 return self.__dict__[name]
             text = f"module {module.__name__!r} has no attribute {name!r}"
             raise _missing(AttributeError(text, name=name, obj=module), filename)
