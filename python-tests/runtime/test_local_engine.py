@@ -283,6 +283,7 @@ def _raise_usage_error(worker):
     raise UsageError("mine")
 
 
+@pytest.mark.linux("os.fork")
 def test_os_exit_is_an_error_of_the_program_and_not_a_loss():
     def program(worker):
         child = os.fork()

@@ -276,6 +276,7 @@ def test_more_arrays_than_the_machine_allows_files_are_refused(tmp_path, monkeyp
     writer.discard()
 
 
+@pytest.mark.linux("private mappings without reserved memory")
 def test_a_shard_larger_than_the_memory_can_be_mapped(tmp_path):
     rows = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8
     with open(tmp_path / "0.bin", "wb") as file:

@@ -22,6 +22,7 @@ import mmap
 import multiprocessing.context
 import multiprocessing.reduction
 import os
+import re
 import resource
 import select
 import shutil
@@ -87,6 +88,7 @@ _NOT_ON_WINDOWS = {
 }
 _NO_MODULES_ON_WINDOWS = ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty")
 _UNIX_PATH_BYTES = 103
+_HIDDEN = re.compile(r"module '\w+' has no attribute '\w+'|No such file or directory: '/(proc|sys|dev)")
 _origins: dict[str, str] = {}
 _current = ""
 
@@ -130,12 +132,19 @@ def install(platform: str) -> None:
 
 
 def skip_test_of_linux(error: BaseException) -> None:
-    """Skip the present test if its error is that the test itself calls what only Linux has."""
-    filename = getattr(error, "asked_by", "")
-    if filename.startswith(TESTS):
+    """Skip the present test if its error is that the test itself calls what only Linux has.
+
+    The call can be in a worker, whose traceback is in the message of the error.
+    """
+    is_of_test = getattr(error, "asked_by", "").startswith(TESTS)
+    lines = str(error).strip("'\"").splitlines() or [""]
+    missing = next((line for line in lines if _HIDDEN.search(line)), "")
+    frames = [line for line in lines if line.strip().startswith('File "')]
+    frames = [line for line in frames if __file__ not in line]
+    if is_of_test or (missing and frames and f'File "{TESTS}' in frames[-1]):
         import pytest
 
-        pytest.skip(f"the test itself needs Linux: {error}")
+        pytest.skip(f"the test itself needs Linux: {missing.strip() or error}")
 
 
 def _matches(name: str, patterns: list[str]) -> bool:
@@ -205,8 +214,11 @@ def _hide(module: types.ModuleType, names: list[str]) -> None:
             replaced = value is not original
             self.__dict__[name] = value
 
+        def remove(self: types.ModuleType) -> None:
+            """Do nothing: a test removes what is not there."""
+
         original = module.__dict__[name]
-        return property(get, put)
+        return property(get, put, remove)
 
     for name in names:
         setattr(kind, name, hidden(name))
@@ -298,7 +310,7 @@ def _change_functions(windows: bool) -> None:
 
     def uname(original):
         actual = original()
-        if _caller() is None:
+        if _origin(sys._getframe(2).f_code.co_filename) != "bigdl":  # platform.system() is cached
             return actual
         release = ("24.6.0", "Darwin Kernel Version 24.6.0", actual.machine)
         return os.uname_result(("Darwin", actual.nodename, *release))
