@@ -59,7 +59,13 @@ KAFKA = ["confluent-kafka>=2.8,<3"]
 MLFLOW = [*ORCA, "mlflow-skinny>=3.17,<4"]
 INC = [*NANO, "neural-compressor[pt]>=3.5"]
 JAX = [*ORCA, "jax>=0.10,<0.11", "keras>=3.12,<4"]
-TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "tf2onnx>=1.17", "numpy>=2.0,<3"]
+# TensorFlow has no release for Python 3.14 yet; Keras also runs on PyTorch or JAX.
+TF = [
+    'tensorflow>=2.20,<3; python_version < "3.14"',
+    "keras>=3.12,<4",
+    'tf2onnx>=1.17; python_version < "3.14"',
+    "numpy>=2.0,<3",
+]
 FRIESIAN = [*ORCA, "xxhash>=3.5"]
 SERVING = [
     *FRIESIAN,
@@ -73,7 +79,7 @@ SERVING = [
     "PyYAML>=6",
     "redis[hiredis]>=5",
     "uvicorn>=0.34",
-    "uvloop>=0.21",
+    'uvloop>=0.21; sys_platform != "win32"',
 ]
 
 EXTRAS = {
@@ -157,7 +163,7 @@ setup(
     long_description_content_type="text/markdown",
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
-    python_requires=">=3.11,<3.14",
+    python_requires=">=3.11,<3.15",
     package_dir={"": "src"},
     packages=find_namespace_packages(
         where="src", include=["bigdl", "bigdl.*"], exclude=["*.__pycache__", "*.__pycache__.*"]

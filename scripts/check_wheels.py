@@ -59,7 +59,7 @@ def resolve(requirements: list[str], platform: str, python: str) -> str:
             capture_output=True,
             text=True,
             cwd=folder,
-            env={**os.environ, "UV_NATIVE_TLS": "1"},
+            env={**os.environ, "UV_NATIVE_TLS": "1", "MACOSX_DEPLOYMENT_TARGET": "14.0"},
         )
     return result.stderr.strip() if result.returncode else ""
 

@@ -19,6 +19,7 @@ import errno
 import importlib
 import io
 import mmap
+import multiprocessing.connection
 import multiprocessing.context
 import multiprocessing.reduction
 import os
@@ -31,6 +32,7 @@ import socket
 import stat
 import subprocess
 import sys
+import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +90,9 @@ _NOT_ON_WINDOWS = {
 }
 _NO_MODULES_ON_WINDOWS = ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty")
 _UNIX_PATH_BYTES = 103
-_HIDDEN = re.compile(r"module '\w+' has no attribute '\w+'|No such file or directory: '/(proc|sys|dev)")
+_HIDDEN = re.compile(
+    r"module '\w+' has no attribute '\w+'|No such file or directory: '/(proc|sys|dev)"
+)
 _origins: dict[str, str] = {}
 _current = ""
 
@@ -137,10 +141,13 @@ def skip_test_of_linux(error: BaseException) -> None:
     The call can be in a worker, whose traceback is in the message of the error.
     """
     is_of_test = getattr(error, "asked_by", "").startswith(TESTS)
-    lines = str(error).strip("'\"").splitlines() or [""]
+    lines = str(error).splitlines()
     missing = next((line for line in lines if _HIDDEN.search(line)), "")
     frames = [line for line in lines if line.strip().startswith('File "')]
     frames = [line for line in frames if __file__ not in line]
+    if not frames and error.__traceback__ is not None:
+        innermost = traceback.extract_tb(error.__traceback__)[-1]
+        frames = [f'File "{innermost.filename}"']
     if is_of_test or (missing and frames and f'File "{TESTS}' in frames[-1]):
         import pytest
 
@@ -382,6 +389,7 @@ def _change_classes(windows: bool) -> None:
     socket.socket.bind = bind
     if windows:
         subprocess.CREATE_NEW_PROCESS_GROUP = 0x200
+        multiprocessing.connection.PipeConnection = multiprocessing.connection.Connection
 
 
 _AF_UNIX = socket.AF_UNIX
