@@ -3,9 +3,9 @@
 
 python scripts/check_wheels.py --write docs/guides/platforms.md
 
-Nothing is installed: uv (pip install uv) resolves the requirements of setup.py for the other system,
-with the markers of all packages, and takes wheels only; PySpark and PyTurboJPEG, which have none, are
-pure Python. The table of the page has the newest versions on the day of the run.
+Nothing is installed: uv (pip install uv) resolves the requirements of setup.py for the other
+system, with the markers of all packages, and takes wheels only; PySpark and PyTurboJPEG, which have
+none, are pure Python. The table of the page has the newest versions on the day of the run.
 """
 
 import argparse

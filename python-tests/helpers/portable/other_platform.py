@@ -18,16 +18,11 @@ import ctypes
 import errno
 import importlib
 import io
-import mmap
 import multiprocessing.connection
 import multiprocessing.context
-import multiprocessing.reduction
 import os
 import re
-import resource
-import select
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -51,28 +46,28 @@ LINUX_FUNCTIONS = (  # of the C library
     *("gnu_get_libc_version", "malloc_usable_size", "sigtimedwait"),
 )
 _NOT_ON_MACOS = {
-    os: "CLONE_* EFD_* MFD_* O_TMPFILE O_DIRECT O_LARGEFILE O_NOATIME O_PATH O_RSYNC "
+    "os": "CLONE_* EFD_* MFD_* O_TMPFILE O_DIRECT O_LARGEFILE O_NOATIME O_PATH O_RSYNC "
     "PIDFD_NONBLOCK POSIX_FADV_* RTLD_DEEPBIND RWF_* SCHED_BATCH SCHED_IDLE SPLICE_* "
     "XATTR_* copy_file_range eventfd eventfd_read eventfd_write fdatasync fork forkpty getrandom "
     "getresgid getresuid getxattr listxattr memfd_create pidfd_open pipe2 posix_fadvise "
     "posix_fallocate removexattr sched_getaffinity sched_getparam sched_getscheduler "
     "sched_rr_get_interval sched_setaffinity sched_setparam sched_setscheduler setns setresgid "
     "setresuid setxattr splice unshare",
-    socket: "AF_NETLINK AF_PACKET AF_VSOCK CMSG_* SCM_RIGHTS SOCK_CLOEXEC SOCK_NONBLOCK "
+    "socket": "AF_NETLINK AF_PACKET AF_VSOCK CMSG_* SCM_RIGHTS SOCK_CLOEXEC SOCK_NONBLOCK "
     "SO_BINDTODEVICE SO_PEERCRED SO_REUSEPORT TCP_CORK TCP_DEFER_ACCEPT TCP_KEEPIDLE TCP_QUICKACK "
     "TCP_USER_TIMEOUT recv_fds send_fds",
-    signal: "SIGCLD SIGPOLL SIGPWR SIGRTMAX SIGRTMIN SIGSTKFLT pidfd_send_signal sigtimedwait "
+    "signal": "SIGCLD SIGPOLL SIGPWR SIGRTMAX SIGRTMIN SIGSTKFLT pidfd_send_signal sigtimedwait "
     "sigwaitinfo",
-    mmap: "MADV_DODUMP MADV_DOFORK MADV_DONTDUMP MADV_DONTFORK MADV_HUGEPAGE MADV_HWPOISON "
+    "mmap": "MADV_DODUMP MADV_DOFORK MADV_DONTDUMP MADV_DONTFORK MADV_HUGEPAGE MADV_HWPOISON "
     "MADV_MERGEABLE MADV_NOHUGEPAGE MADV_POPULATE_* MADV_REMOVE MADV_UNMERGEABLE MAP_DENYWRITE "
     "MAP_EXECUTABLE MAP_POPULATE",
-    resource: "RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_RTTIME RLIMIT_SIGPENDING "
+    "resource": "RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_RTTIME RLIMIT_SIGPENDING "
     "RUSAGE_THREAD prlimit",
-    select: "EPOLL* epoll",
-    multiprocessing.reduction: "DupFd recvfds sendfds",
+    "select": "EPOLL* epoll",
+    "multiprocessing.reduction": "DupFd recvfds sendfds",
 }
 _NOT_ON_WINDOWS = {
-    os: "F_LOCK O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_SYNC SCHED_* WCOREDUMP WEXITSTATUS "
+    "os": "F_LOCK O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_SYNC SCHED_* WCOREDUMP WEXITSTATUS "
     "WIF* WNOHANG WSTOPSIG WTERMSIG WUNTRACED chown chroot confstr ctermid fchmod fchown "
     "fpathconf fstatvfs getegid geteuid getgid getgrouplist getgroups getloadavg getpgid getpgrp "
     "getpriority getsid getuid initgroups killpg lchown lockf major makedev minor mkfifo mknod "
@@ -80,13 +75,13 @@ _NOT_ON_WINDOWS = {
     "register_at_fork sched_get_priority_max sched_yield sendfile setegid seteuid setgid "
     "setgroups setpgid setpriority setsid setuid statvfs sync sysconf tcgetpgrp tcsetpgrp "
     "ttyname uname wait wait3 wait4 waitid writev",
-    socket: "AF_UNIX MSG_DONTWAIT MSG_NOSIGNAL sethostname",
-    signal: "ITIMER_* SIGALRM SIGBUS SIGCHLD SIGCONT SIGHUP SIGIO SIGKILL SIGPIPE SIGPROF SIGQUIT "
-    "SIGSTOP SIGSYS SIGTRAP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH "
-    "SIGXCPU SIGXFSZ SIG_BLOCK SIG_SETMASK SIG_UNBLOCK alarm getitimer pause pthread_kill "
+    "socket": "AF_UNIX MSG_DONTWAIT MSG_NOSIGNAL sethostname",
+    "signal": "ITIMER_* SIGALRM SIGBUS SIGCHLD SIGCONT SIGHUP SIGIO SIGKILL SIGPIPE SIGPROF "
+    "SIGQUIT SIGSTOP SIGSYS SIGTRAP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGUSR1 SIGUSR2 SIGVTALRM "
+    "SIGWINCH SIGXCPU SIGXFSZ SIG_BLOCK SIG_SETMASK SIG_UNBLOCK alarm getitimer pause pthread_kill "
     "pthread_sigmask setitimer siginterrupt sigpending sigwait",
-    mmap: "MADV_* MAP_* PROT_*",
-    select: "poll",
+    "mmap": "MADV_* MAP_* PROT_*",
+    "select": "poll",
 }
 _NO_MODULES_ON_WINDOWS = ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty")
 _UNIX_PATH_BYTES = 103
@@ -120,9 +115,10 @@ def install(platform: str) -> None:
         raise ValueError(f"cannot imitate {platform!r} on {_current or sys.platform}")
     windows = platform == "win32"
     os.environ.update(environment(platform))
-    for module, on_macos in _NOT_ON_MACOS.items():
+    for module_name, on_macos in _NOT_ON_MACOS.items():
+        module = importlib.import_module(module_name)
         patterns = on_macos.split()
-        patterns += _NOT_ON_WINDOWS.get(module, "").split() if windows else []
+        patterns += _NOT_ON_WINDOWS.get(module_name, "").split() if windows else []
         _hide(module, [name for name in dir(module) if _matches(name, patterns)])
     _show(sys, "platform", platform)
     _show(os, "name", "nt" if windows else "posix")
@@ -140,18 +136,15 @@ def skip_test_of_linux(error: BaseException) -> None:
 
     The call can be in a worker, whose traceback is in the message of the error.
     """
-    is_of_test = getattr(error, "asked_by", "").startswith(TESTS)
     lines = str(error).splitlines()
     missing = next((line for line in lines if _HIDDEN.search(line)), "")
-    frames = [line for line in lines if line.strip().startswith('File "')]
-    frames = [line for line in frames if __file__ not in line]
-    if not frames and error.__traceback__ is not None:
-        innermost = traceback.extract_tb(error.__traceback__)[-1]
-        frames = [f'File "{innermost.filename}"']
-    if is_of_test or (missing and frames and f'File "{TESTS}' in frames[-1]):
+    files = re.findall(r'^\s*File "(.+)", line \d+', str(error), re.MULTILINE)
+    files = files or [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    files = [file for file in files if _origin(file) != "python"]
+    if missing and files and files[-1].startswith(TESTS):
         import pytest
 
-        pytest.skip(f"the test itself needs Linux: {missing.strip() or error}")
+        pytest.skip(f"the test itself needs Linux: {missing.strip()}")
 
 
 def _matches(name: str, patterns: list[str]) -> bool:
@@ -177,21 +170,15 @@ def _origin(filename: str) -> str:
     return origin
 
 
-def _caller() -> str | None:
-    """Return the file that is responsible for the present call if it is BigDL's, else None."""
+def _is_ours() -> bool:
+    """Return True if BigDL's code is responsible for the present call."""
     frame = sys._getframe(1)
     while frame is not None:
-        filename = frame.f_code.co_filename
-        origin = _origin(filename)
+        origin = _origin(frame.f_code.co_filename)
         if origin != "python":
-            return filename if origin == "bigdl" else None
+            return origin == "bigdl"
         frame = frame.f_back
-    return None
-
-
-def _missing(error: Exception, filename: str) -> Exception:
-    error.asked_by = filename  # tests that call Linux themselves are skipped
-    return error
+    return False
 
 
 def _subclass(module: types.ModuleType) -> type:
@@ -213,8 +200,7 @@ def _hide(module: types.ModuleType, names: list[str]) -> None:
             filename = sys._getframe(1).f_code.co_filename
             if replaced or _origin(filename) != "bigdl":
                 return self.__dict__[name]
-            text = f"module {module.__name__!r} has no attribute {name!r}"
-            raise _missing(AttributeError(text, name=name, obj=module), filename)
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
         def put(self: types.ModuleType, value: object) -> None:
             nonlocal replaced
@@ -286,15 +272,12 @@ def _hide_folders(windows: bool) -> None:
         )
 
     def check(original, path=".", *args, **kwargs):
-        if is_hidden(path):
-            filename = _caller()
-            if filename is not None:
-                text = os.strerror(errno.ENOENT)
-                raise _missing(FileNotFoundError(errno.ENOENT, text, path), filename)
+        if is_hidden(path) and _is_ours():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return original(path, *args, **kwargs)
 
     def access(original, path, *args, **kwargs):
-        hidden = is_hidden(path) and _caller() is not None
+        hidden = is_hidden(path) and _is_ours()
         return False if hidden else original(path, *args, **kwargs)
 
     for name in ("open", "stat", "lstat", "listdir", "scandir", "readlink", "mkdir", "statvfs"):
@@ -306,12 +289,12 @@ def _hide_folders(windows: bool) -> None:
 
 def _change_functions(windows: bool) -> None:
     def sendfile(original, out_fd, *args, **kwargs):
-        if _caller() is not None and not stat.S_ISSOCK(os.fstat(out_fd).st_mode):
+        if _is_ours() and not stat.S_ISSOCK(os.fstat(out_fd).st_mode):
             raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
         return original(out_fd, *args, **kwargs)
 
     def sysconf(original, name):
-        if name == "SC_AVPHYS_PAGES" and _caller() is not None:
+        if name == "SC_AVPHYS_PAGES" and _is_ours():
             raise ValueError("unrecognized configuration name")
         return original(name)
 
@@ -324,21 +307,21 @@ def _change_functions(windows: bool) -> None:
 
     def getrusage(original, *args):
         usage = original(*args)
-        if _caller() is None:
+        if not _is_ours():
             return usage
         fields = list(usage)
         fields[2] *= 1024  # the peak in bytes, not KiB
         return type(usage)(fields)
 
     def which(original, cmd, *args, **kwargs):
-        if os.path.basename(os.fsdecode(cmd)) in LINUX_PROGRAMS and _caller() is not None:
+        if os.path.basename(os.fsdecode(cmd)) in LINUX_PROGRAMS and _is_ours():
             return None
         return original(cmd, *args, **kwargs)
 
     _change(os, "sendfile", sendfile)
     _change(os, "sysconf", sysconf)
     _change(os, "uname", uname)
-    _change(resource, "getrusage", getrusage)
+    _change(importlib.import_module("resource"), "getrusage", getrusage)
     _change(shutil, "which", which)
 
 
@@ -346,7 +329,7 @@ def _change_classes(windows: bool) -> None:
     library, function = ctypes.CDLL.__init__, ctypes.CDLL.__getattr__
 
     def open_library(self, name, *args, **kwargs):
-        if _caller() is not None:
+        if _is_ours():
             if name is None and windows:
                 raise TypeError("argument of type 'NoneType' is not iterable")
             if isinstance(name, str) and name.startswith(("libc.so", "libc.musl", "libnuma")):
@@ -354,15 +337,12 @@ def _change_classes(windows: bool) -> None:
         library(self, name, *args, **kwargs)
 
     def find_function(self, name):
-        filename = _caller() if name in LINUX_FUNCTIONS else None
-        if filename is not None:
-            raise _missing(
-                AttributeError(f"dlsym(RTLD_DEFAULT, {name}): symbol not found"), filename
-            )
+        if name in LINUX_FUNCTIONS and _is_ours():
+            raise AttributeError(f"dlsym(RTLD_DEFAULT, {name}): symbol not found")
         return function(self, name)
 
     def bind(self, address):
-        if self.family == _AF_UNIX and _caller() is not None:
+        if self.family == _AF_UNIX and _is_ours():
             path = os.fsencode(address)
             if path.startswith(b"\0") or len(path) > _UNIX_PATH_BYTES:
                 raise OSError("AF_UNIX path too long")
@@ -371,7 +351,7 @@ def _change_classes(windows: bool) -> None:
     start = subprocess.Popen.__init__
 
     def open_process(self, args, *others, **kwargs):
-        if _caller() is not None:
+        if _is_ours():
             program = args if isinstance(args, str | bytes | os.PathLike) else args[0]
             if os.path.basename(os.fsdecode(program).partition(" ")[0]) in LINUX_PROGRAMS:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
@@ -392,14 +372,14 @@ def _change_classes(windows: bool) -> None:
         multiprocessing.connection.PipeConnection = multiprocessing.connection.Connection
 
 
-_AF_UNIX = socket.AF_UNIX
+_AF_UNIX = getattr(socket, "AF_UNIX", None)
 
 
 class _Contexts(dict):
     """The start methods of `multiprocessing`: BigDL's code may only use ``"spawn"``."""
 
     def __getitem__(self, method):
-        if method != "spawn" and _caller() is not None:
+        if method != "spawn" and _is_ours():
             raise KeyError(method)
         return super().__getitem__(method)
 
@@ -417,10 +397,8 @@ def _hide_modules() -> None:
     imported, import_module = builtins.__import__, importlib.import_module
 
     def refuse(name: str) -> None:
-        filename = _caller() if name in _NO_MODULES_ON_WINDOWS else None
-        if filename is not None:
-            error = ModuleNotFoundError(f"No module named {name!r}", name=name)
-            raise _missing(error, filename)
+        if name in _NO_MODULES_ON_WINDOWS and _is_ours():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     def import_name(name, *args, **kwargs):
         refuse(name)
