@@ -88,6 +88,7 @@ def test_what_is_missing_is_said_in_a_line_each(planned):
     assert note.startswith("tcmalloc was not found (apt install")
 
 
+@pytest.mark.linux("the allocator of glibc")
 def test_glibc_is_tuned_where_there_is_no_other_allocator(planned):
     tunables = planned("-o", installed=()).values["GLIBC_TUNABLES"].split(":")
     assert f"glibc.malloc.top_pad={64 << 20}" in tunables
@@ -95,6 +96,7 @@ def test_glibc_is_tuned_where_there_is_no_other_allocator(planned):
     assert "GLIBC_TUNABLES" not in planned("-o").values
 
 
+@pytest.mark.linux("the allocator of glibc")
 def test_tunables_of_the_user_win(planned):
     own = "glibc.malloc.top_pad=1:glibc.malloc.check=3"
     merged = planned("-o", {"GLIBC_TUNABLES": own}, installed=()).values["GLIBC_TUNABLES"]
@@ -154,6 +156,7 @@ def test_a_file_that_this_processor_cannot_load_is_not_a_library(prefix, content
     assert libraries.find_library(("never-there",)) is None
 
 
+@pytest.mark.linux("the linker's cache")
 def test_a_library_of_the_system_is_found():
     found = libraries.find_library(("stdc++",))
     assert found is not None
