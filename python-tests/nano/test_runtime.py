@@ -92,6 +92,7 @@ FAULTS = """
 
 
 @needs_glibc
+@pytest.mark.linux("the allocator of glibc")
 def test_a_tuned_process_reuses_its_memory_until_it_is_undone():
     assert python(FAULTS) == "keeps freed memory in this process | True\n"
 
@@ -118,6 +119,7 @@ FITS = """
 
 
 @needs_glibc
+@pytest.mark.linux("the allocator of glibc")
 def test_a_fit_finds_the_memory_of_the_one_before_it_until_it_is_released():
     program = """
     second = fit()
@@ -145,6 +147,7 @@ def test_memory_that_no_fit_asks_for_is_given_back():
 
 
 @needs_glibc
+@pytest.mark.linux("the allocator of glibc")
 def test_a_copy_of_a_process_that_keeps_memory_can_fit_and_release_it():
     program = """
     copy = os.fork()
@@ -176,6 +179,7 @@ def test_a_process_that_its_environment_has_tuned_is_left_alone():
 
 
 @needs_glibc
+@pytest.mark.linux("the allocator of glibc")
 def test_in_a_task_of_spark_only_some_memory_is_kept(monkeypatch):
     monkeypatch.setattr(runtime, "in_task_of_spark", lambda: True)
     with tune(threads=False) as report:
