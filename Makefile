@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile 
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-serving lint style types platform-types size docs release sbom prepared test quick-tests test-all test-clusters test-spark test-zoo test-recommenders examples bench clean distclean
+.PHONY: help install demo demo-serving lint style types platform-types size docs release sbom prepared test quick-tests test-all test-portable test-clusters test-spark test-zoo test-recommenders examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,11 @@ quick-tests: prepared
 test-all: install ## lint, documentation, and every test
 	$(MAKE) --no-print-directory --jobs=3 --output-sync=target lint docs prepared
 	$(PYTEST)
+
+# Processes that imitate macOS, or Windows with PLATFORM=win32, run the tests that need no cluster.
+PLATFORM ?= darwin
+test-portable: install ## the local tests without what only Linux has
+	$(PYTEST) --portable=$(PLATFORM) -m "not slow and not benchmark" @python-tests/portable.txt
 
 test-clusters: install ## the tests on real clusters, one cluster after another
 	$(BIN)/python -m pytest -m "yarn or kubernetes or hosts" python-tests/clusters

@@ -72,6 +72,7 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(not hasattr(os, "confstr"), reason="needs a Unix")
+@pytest.mark.linux("the allocator of glibc")
 def test_a_tuned_allocator_takes_no_page_faults_for_buffers_of_a_known_size():
     if "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
         pytest.skip("needs glibc")
@@ -97,6 +98,7 @@ print(kept >> 20, anonymous() - before >> 20)
 """
 
 
+@pytest.mark.linux("the allocator of glibc")
 def test_a_tuned_allocator_gives_back_at_its_end_what_it_kept():
     if "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
         pytest.skip("needs glibc")
@@ -127,6 +129,7 @@ print(anonymous() - before >> 20 < 80)
 """
 
 
+@pytest.mark.linux("the allocator of glibc")
 def test_an_allocator_stays_tuned_until_the_last_context_ends():
     if "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
         pytest.skip("needs glibc")

@@ -1,5 +1,6 @@
 """BigDL in processes that imitate macOS or Windows (``pytest --portable``)."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -78,3 +79,96 @@ def test_a_test_that_calls_linux_itself_is_skipped():
     other_platform.skip_test_of_linux(error_of(ROOT / "src" / "bigdl" / "common" / "cpu.py"))
     with pytest.raises(pytest.skip.Exception, match=r"the test itself needs Linux: .* 'fork'"):
         other_platform.skip_test_of_linux(error_of(__file__))
+
+
+LOCAL = """\
+import sys, tempfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import nn
+
+from bigdl.data import TableLoader
+from bigdl.nano.pytorch import InferenceOptimizer
+from bigdl.orca.learn.pytorch import Estimator
+
+if __name__ == "__main__":
+    rows = np.random.default_rng(0).random((64, 4), dtype=np.float32)
+    data = {"x": rows, "y": rows.sum(1, keepdims=True)}
+    estimator = Estimator.from_torch(
+        model=lambda config: nn.Linear(4, 1),
+        optimizer=lambda model, config: torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=nn.MSELoss(), metrics=["mse"], backend="local", workers_per_node=2)
+    losses = [epoch["train_loss"] for epoch in estimator.fit(data, epochs=2, batch_size=16)]
+    assert losses[1] < losses[0], losses
+    assert estimator.evaluate(data, batch_size=16)["num_samples"] == 64
+    predicted = estimator.predict({"x": rows})
+    print("predicted", len(predicted), sys.platform)
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    sample = torch.from_numpy(rows)
+    for name, fast, bound in (
+        ("traced", InferenceOptimizer.trace(model, accelerator="openvino",
+                                              input_sample=sample), 1e-5),
+        ("quantized", InferenceOptimizer.quantize(model, accelerator="openvino",
+                                                  calib_data=sample), 0.1),
+    ):
+        with InferenceOptimizer.get_context(fast):
+            print(name, bool((fast(sample) - model(sample)).abs().max() < bound))
+
+    with tempfile.TemporaryDirectory() as folder:
+        pq.write_table(pa.table({"row": np.arange(100)}), f"{folder}/rows.parquet")
+        loader = TableLoader(folder, batch_size=10, shuffle=True, seed=1)
+        read = np.concatenate([batch["row"] for batch in loader])
+        print("read", sorted(read.tolist()) == list(range(100)))
+"""
+
+
+def test_the_local_half_runs_without_what_only_linux_has(tmp_path):
+    """Fit, evaluate and predict with two workers; trace and quantize; read a table."""
+    program = tmp_path / "local.py"
+    program.write_text(LOCAL, encoding="utf-8")
+    printed = run(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
+    expected = ["predicted 64 darwin", "traced True", "quantized True", "read True"]
+    assert [line for line in printed.splitlines() if line in expected] == expected
+
+
+IMPORTS = """\
+import importlib, pkgutil, sys
+import bigdl
+from bigdl.common.dropped import DROPPED
+
+names = [module.name for module in pkgutil.walk_packages(bigdl.__path__, "bigdl.", lambda _: None)]
+names = [name for name in names if not name.endswith("__main__")]
+names = [name for name in names if not any(f"{name}.".startswith(f"{each}.") for each in DROPPED)]
+names = sys.argv[1:] or names
+for name in names:
+    importlib.import_module(name)
+print(len(names))
+"""
+
+
+LIBRARIES = (
+    *("bigdl.orca.learn.pytorch", "bigdl.data", "bigdl.tuning", "bigdl.nano.pytorch"),
+    *("bigdl.nano.serving.main", "bigdl.friesian.feature", "bigdl.friesian.serving.program"),
+)
+
+
+def test_the_libraries_can_be_imported_on_windows():
+    assert run(IMPORTS, "win32", *LIBRARIES).splitlines()[-1] == str(len(LIBRARIES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_every_module_can_be_imported(platform):
+    assert int(run(IMPORTS, platform).splitlines()[-1]) > 500
+
+
+def test_the_page_of_platforms_has_the_table_of_the_code():
+    spec = importlib.util.spec_from_file_location("page", ROOT / "scripts" / "platform_page.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.losses_table() in page, "run: python scripts/platform_page.py"

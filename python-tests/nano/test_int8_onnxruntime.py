@@ -122,6 +122,7 @@ def test_a_quantized_model_is_the_same_after_loading(model, quantized, tmp_path)
 
 @pytest.mark.slow_cases("nncf")
 @pytest.mark.parametrize("method", STATIC)
+@pytest.mark.linux("instruction sets of x86 in /proc/cpuinfo")
 def test_activations_are_unsigned_and_weights_are_signed_by_channel(model, method):
     """The form for which x86 processors have fast kernels."""
     fast = quantize(model, method=method, calib_data=images(8))

@@ -317,6 +317,7 @@ def test_one_thread_means_that_only_one_computes():
     assert len(busy) == 1
 
 
+@pytest.mark.linux("CPU affinity")
 def test_a_pinned_process_gets_the_threads_of_its_cores():
     program = (
         f"import os; os.sched_setaffinity(0, [{usable_cores()[-1]}])\n"
