@@ -6,7 +6,7 @@ python scripts/platform_page.py --wheels    # also which extras have wheels, by 
 
 For the wheels nothing is installed: uv (pip install uv) resolves the requirements of setup.py for
 the other system, with the markers of all packages, and takes wheels only; PySpark and PyTurboJPEG,
-which have none, are pure Python. The table has the newest versions on the day of the run.
+pure Python without wheels, are left out. The table has the newest versions on the day of the run.
 """
 
 import argparse
@@ -41,16 +41,21 @@ def extras() -> dict[str, list[str]]:
     with mock.patch("setuptools.setup") as setup:
         runpy.run_path(str(ROOT / "setup.py"))
     settings = setup.call_args.kwargs
-    hard = settings["install_requires"]
-    return {"": hard, **{name: [*hard, *more] for name, more in settings["extras_require"].items()}}
+    needs = {"": [], **settings["extras_require"]}
+
+    def with_wheels(requirements: list[str]) -> list[str]:
+        names = {each: re.match(r"[\w-]+", each)[0].lower() for each in requirements}
+        return [each for each, name in names.items() if name not in SOURCES]
+
+    return {
+        name: with_wheels([*settings["install_requires"], *more]) for name, more in needs.items()
+    }
 
 
 def resolve(requirements: list[str], platform: str, python: str) -> str:
     """Return why the requirements cannot be installed from wheels there, or an empty string."""
     command = ["uv", "pip", "compile", "-", "--quiet", "--only-binary", ":all:"]
     command += ["--python-platform", platform, "--python-version", python]
-    for name in SOURCES:
-        command += ["--no-binary", name]
     with tempfile.TemporaryDirectory() as folder:  # not the folder with pyproject.toml
         result = subprocess.run(
             command,
@@ -130,10 +135,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheels", action="store_true", help="also check the wheels")
     options = parser.parse_args()
-    page = put(PAGE.read_text(encoding="utf-8"), "losses", losses_table())
+    tables = {"losses": losses_table()}
     if options.wheels:
         needs = {name: each for name, each in extras().items() if name not in FOR_DEVELOPERS}
-        page = put(page, "wheels", wheels_table(needs))
+        tables["wheels"] = wheels_table(needs)
+    page = PAGE.read_text(encoding="utf-8")
+    for name, text in tables.items():
+        page = put(page, name, text)
     PAGE.write_text(page, encoding="utf-8")
 
 

@@ -136,9 +136,9 @@ def skip_test_of_linux(error: BaseException) -> None:
 
     The call can be in a worker, whose traceback is in the message of the error.
     """
-    lines = str(error).splitlines()
-    missing = next((line for line in lines if _HIDDEN.search(line)), "")
-    files = re.findall(r'^\s*File "(.+)", line \d+', str(error), re.MULTILINE)
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    missing = next((line for line in text.splitlines() if _HIDDEN.search(line)), "")
+    files = re.findall(r'^\s*File "(.+)", line \d+', text, re.MULTILINE)
     files = files or [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     files = [file for file in files if _origin(file) != "python"]
     if missing and files and files[-1].startswith(TESTS):
