@@ -54,6 +54,8 @@ def pytest_runtest_setup(item):
     needed = item.get_closest_marker("linux")
     if needed and (other_platform.current() or sys.platform != "linux"):
         pytest.skip(f"only Linux has it: {needed.args[0]}")
+    if other_platform.current() and needs_local_cluster(item):
+        pytest.skip("only Linux has it: executors of a cluster")
     try:
         return (yield)
     except Exception as error:
