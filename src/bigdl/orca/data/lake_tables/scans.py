@@ -203,7 +203,7 @@ def map_in_arrow(df: DataFrame, function: Work, schema: str | StructType, rows: 
 
 
 def map_files(
-    spark: SparkSession, tasks: FileTasks, function: Work, schema: Any, rows: int
+    spark: SparkSession, tasks: FileTasks, function: Work, schema: StructType | str, rows: int
 ) -> DataFrame:
     """Call a function in one Spark task for each task of :func:`file_tasks`.
 

@@ -406,7 +406,7 @@ def _task(
     inputs,
     columns: OutputColumns,
     batch_size,
-    convert: Callable[[ColumnSpec, Any], Any] = lambda _, array: array,
+    convert: Callable = lambda _, array: array,
 ):
     def task(batches):
         with UserFramesOnly(), model_of_task() as model:
