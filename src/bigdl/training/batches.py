@@ -13,7 +13,7 @@ import json
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 import cloudpickle
@@ -27,6 +27,7 @@ from bigdl.common.platform.processes import loader_context
 from bigdl.runtime.shards.batches import BatchPlan, WindowedOrder, permutation
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
+from bigdl.runtime.shards.table_batches import OrderFacts, TablePlan, table_order
 from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import columns_of, grouped, structured_columns
 from bigdl.training.position import RunSettings
@@ -563,6 +564,13 @@ class TensorShard(BatchSource):
     def _ids(self) -> np.ndarray:
         return row_ids([tensor.numpy() for tensor in self._tensors.values()], self.rows)
 
+    def checksum_of(self, rows: np.ndarray) -> int:
+        """Return an order-independent checksum of some rows."""
+        if not len(rows):
+            return 0
+        arrays = [tensor.numpy()[rows] for tensor in self._tensors.values()]
+        return int(row_ids(arrays, len(rows)).sum(dtype=np.uint64))
+
     def ids_from(self, order: RowOrder | None, start: int) -> np.ndarray | None:
         if sum(tensor.nbytes for tensor in self._tensors.values()) > LARGEST:
             return None
@@ -710,6 +718,9 @@ class BatchLayout:
         Rows and fingerprint of every worker's shard.
     windows : sequence of int
         Rows of every worker's shuffle window; 0 shuffles all rows together.
+    order : dict or None
+        Facts of the order of a table, whose rows all workers read together; see
+        :mod:`bigdl.runtime.shards.table_batches`.
     """
 
     seed: int
@@ -719,6 +730,7 @@ class BatchLayout:
     shuffle: bool
     drop_last: bool
     windows: Sequence[int] = ()
+    order: OrderFacts | None = None
 
     #: fields of a manifest that :meth:`check` reads
     facts: ClassVar = ("batch_size", "seed", "shuffle", "drop_last", "rows", "fingerprint")
@@ -745,6 +757,14 @@ class BatchLayout:
         rows : bool
             False if rows may have moved between workers, while their total must be the same.
         """
+        if rows and manifest.get("order"):
+            raise UsageError(
+                "The checkpoint was taken in the middle of an epoch that reads the table "
+                f"{manifest['order']['table']} in one order for all workers, which this input or "
+                "backend does not have; resume with the same table and backend, or from a "
+                "checkpoint at the end of an epoch",
+                code="checkpoint-mismatch",
+            )
         of_workers = ("rows",) if rows else ()
         for key in ("batch_size", "seed", "shuffle", "drop_last", *of_workers):
             now = getattr(self, key)
@@ -780,7 +800,8 @@ def plan_batches(
     ----------
     settings : RunSettings
     known : sequence of dict
-        Facts of every worker's data: ``rows``, ``fingerprint``, ``window`` and ``drop_last``.
+        Facts of every worker's data: ``rows``, ``fingerprint``, ``window`` and ``drop_last``, and
+        ``table`` if the workers together read a table in its global order.
 
     Raises
     ------
@@ -790,7 +811,13 @@ def plan_batches(
     layout = BatchLayout.of(settings, known, any(each["drop_last"] for each in known))
     if not sum(layout.rows):
         raise UsageError("The training data has no rows", code="data-empty")
-    plan = BatchPlan(layout.rows, settings.batch_size, layout.drop_last)
+    table = known[0].get("table")
+    if table is None:
+        plan = BatchPlan(layout.rows, settings.batch_size, layout.drop_last)
+    else:
+        order = table_order(table, settings.shuffle, layout.windows, layout.rows)
+        layout = replace(layout, order=order)
+        plan = TablePlan(layout.rows, settings.batch_size, layout.drop_last, order)
     if not plan.steps:
         raise UsageError(
             f"drop_last leaves no batch: the data has {sum(layout.rows)} rows and batch_size is "
@@ -862,6 +889,13 @@ class BatchSettings:
     weighted: bool = False
     inputs: list[Any] | None = field(default=None, kw_only=True)
 
+    def open_columns(self, shard: Shard) -> TensorShard:
+        """Open the source of batches over a shard of columns."""
+        rows = TensorShard(shard, self.feature_cols, self.label_cols)
+        if self.inputs is not None:
+            rows.follow(self.inputs)
+        return rows
+
     def open_batches(
         self, shard: Any, worker: Worker, config: dict[str, Any], made: Any = None
     ) -> BatchSource:
@@ -881,10 +915,7 @@ class BatchSettings:
         TensorShard or LoaderBatches
         """
         if not isinstance(shard, LoaderShard):
-            rows = TensorShard(shard, self.feature_cols, self.label_cols)
-            if self.inputs is not None:
-                rows.follow(self.inputs)
-            return rows
+            return self.open_columns(shard)
         from torch.utils.data import IterableDataset
 
         made = cloudpickle.loads(shard.payload()) if made is None else made

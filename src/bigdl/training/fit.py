@@ -21,7 +21,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +32,7 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine, Leaving
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows, WorkersRelocated
+from bigdl.runtime.shards.table_batches import resumed_order
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, BatchSource, all_gather_json
 from bigdl.training.checkpoint import (
@@ -53,6 +54,7 @@ from bigdl.training.progress import Progress, progress_of
 from bigdl.training.remaining_rows import IDS, RemainingBatches
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import RunningState, dumps, loads
+from bigdl.training.table_rows import TableRows
 from bigdl.training.timing import StepSums, rank_numbers, rank_times
 
 if TYPE_CHECKING:
@@ -936,6 +938,11 @@ class WorkerCheckpointer(Checkpointer):
         if "windows" in manifest and manifest.get("rows") == list(state.layout.rows):
             # window sizes depend on free memory; a resumed run keeps its sizes
             state.layout = replace(state.layout, windows=manifest["windows"])
+        saved_order = manifest.get("order")
+        if saved_order and state.layout.order and manifest["shuffle"] == state.layout.shuffle:
+            order = resumed_order(state.layout.order, saved_order)
+            state.layout = replace(state.layout, order=order)
+            cast("TableRows", step.source).use_order(order)
         if state.position.batch and not state.position.partial:
             self._restore_epoch(snapshot)
 
@@ -948,11 +955,15 @@ class WorkerCheckpointer(Checkpointer):
             layout.check(manifest, rank)
             return
         has_others = manifest.get("is_rest") or manifest["rows"] != list(layout.rows)
-        if has_others and snapshot.left is not None:
+        if manifest.get("order"):
+            self._restore_order(manifest)
+        elif has_others and snapshot.left is not None:
             layout.check(manifest, rank, rows=False)
             self._state.remaining = self._remaining_batches(snapshot.left)
         else:
             layout.check(manifest, rank)
+            if layout.order:  # an earlier version began the epoch, in the order of the parts
+                self._state.remaining = self._epoch_of_parts(layout.rows, first=0)
         since_merge, sums = manifest["rows_since_merge"], manifest["sums"]
         if len(sums) == self._sync.world_size:
             self._restore_rank(files.get("buffers.pt"), running.put)
@@ -963,18 +974,42 @@ class WorkerCheckpointer(Checkpointer):
             self._state.sums = EpochSums.total(EpochSums(**each) for each in sums)
             self._step.put_sums(loads(files["rng.pt"]))
 
+    def _restore_order(self, manifest: dict[str, Any]) -> None:
+        """Resume after the last row of a table's order; may be a collective operation."""
+        layout, position, source = self._state.layout, self._state.position, self._step.source
+        if not isinstance(source, TableRows):
+            layout.check(manifest, self._sync.rank)  # raises an error
+            return
+        order = manifest["order"]
+        source.check_table(order)
+        layout.check(manifest, self._sync.rank, rows=False)
+        if layout.order is None:  # the rows are on several machines
+            if getattr(self._settings, "steps_per_epoch", None):
+                raise UsageError(
+                    "The checkpoint was taken in the middle of an epoch of steps_per_epoch by "
+                    "workers on one machine, and these are on several; resume on one machine, or "
+                    "from a checkpoint at the end of an epoch",
+                    code="checkpoint-mismatch",
+                    argument="steps_per_epoch",
+                )
+            start = position.batch * layout.batch_size
+            share = source.remaining_in(order, layout.seed, position.epoch, start)
+            self._state.remaining = self._batches_of_shares(int(share.sum()), share)
+
     def _remaining_batches(self, left: SavedSlices) -> RemainingBatches:
         """Distribute the epoch's remaining rows over the workers; a collective operation."""
-        count, share = self._step.source.share_of_remaining(left, self._sync)
+        return self._batches_of_shares(*self._step.source.share_of_remaining(left, self._sync))
+
+    def _batches_of_shares(self, count: int, share: "np.ndarray") -> RemainingBatches:
         rows = [int(row[0]) for row in self._sync.all_gather([float(count)])]
-        layout, position = self._state.layout, self._state.position
+        return self._epoch_of_parts(rows, first=self._state.position.batch, share=share)
+
+    def _epoch_of_parts(
+        self, rows: Sequence[int], *, first: int, share: "np.ndarray | None" = None
+    ) -> RemainingBatches:
+        layout, epoch = self._state.layout, self._state.position.epoch
         return RemainingBatches(
-            rows,
-            layout.batch_size,
-            layout.drop_last,
-            epoch=position.epoch,
-            first=position.batch,
-            share=share,
+            rows, layout.batch_size, layout.drop_last, epoch=epoch, first=first, share=share
         )
 
     def _agree_on_start(self) -> Checkpoint:
@@ -1100,9 +1135,10 @@ class WorkerCheckpointer(Checkpointer):
             everyone = sync.all_gather([*astuple(state.sums), float(running.rows)])
             manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
             manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]
-            manifest["is_rest"] = (
-                state.remaining is not None and state.remaining.epoch == position.epoch
-            )
+            manifest["is_rest"] = False
+            if state.remaining is not None and state.remaining.epoch == position.epoch:
+                manifest["order"] = None
+                manifest["is_rest"] = state.remaining.share is not None
             if sync.world_size > 1:
                 files["buffers.pt"] = sync.gather(dumps(running.local_values()))
         with running.merged():

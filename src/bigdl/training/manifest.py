@@ -105,6 +105,16 @@ def _has(**checks: _Check) -> _Check:
     )
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _has_sizes(order: dict[str, object]) -> bool:
+    """Return True if the sizes of an order's shards or windows are valid."""
+    sizes = [order.get(name, 1) for name in ("shards", "rows")]
+    return all(_is_count(size) and size > 0 for size in sizes)
+
+
 def _is_dtype(value: object) -> bool:
     try:
         return isinstance(value, str) and np.dtype(value) is not None
@@ -127,6 +137,7 @@ def _is_shape(value: Any) -> bool:
 
 _are_metrics = _has(epoch=_is_count, global_step=_is_count)
 _are_slices = _list_of(_has(shape=_is_shape, dtype=_is_dtype, size=_is_count, crc32=_is_count))
+_is_order = _has(kind=_is_text, table=_is_text, table_rows=_is_count, fingerprint=_is_text)
 _SLICES = "the slices of arrays, each with shape, dtype, size and crc32"
 _OF_WORKERS = ("sums", "rows_since_merge")
 _FIELDS: dict[str, tuple[str, _Check]] = {
@@ -145,6 +156,10 @@ _FIELDS: dict[str, tuple[str, _Check]] = {
     "rows": ("a list of numbers of rows", _list_of(_is_count)),
     "rows_since_merge": ("a list of numbers of rows", _list_of(_is_count)),
     "sums": ("a list of sums of workers", _are_sums),
+    "order": (
+        "null, or an order with kind, table, table_rows and fingerprint",
+        lambda value: value is None or (_is_order(value) and _has_sizes(value)),
+    ),
     "slices": (_SLICES, _dict_of(_are_slices)),
     IDS: (_SLICES, _are_slices),
 }

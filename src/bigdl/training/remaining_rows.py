@@ -38,8 +38,9 @@ class RemainingBatches(BatchPlan):
     epoch : int
     first : int
         Number of batches of the epoch that are done.
-    share : ndarray
-        This worker's rows, see :meth:`~bigdl.training.batches.BatchSource.share_of_remaining`.
+    share : ndarray or None
+        This worker's rows, see :meth:`~bigdl.training.batches.BatchSource.share_of_remaining`; None
+        for an epoch that continues with its next batch.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class RemainingBatches(BatchPlan):
         *,
         epoch: int,
         first: int,
-        share: np.ndarray,
+        share: np.ndarray | None,
     ):
         super().__init__(rows, batch_size, drop_last)
         self.epoch, self._first, self.share = epoch, first, share

@@ -66,6 +66,10 @@ LOSSES: dict[str, dict[str, str]] = {
     "temporary files of killed programs": {
         WINDOWS: "They are removed by the next program of the user.",
     },
+    "tables in one order for all workers": {
+        MACOS: "Several workers of a fit read their parts of a table, each in its own order.",
+        WINDOWS: "Several workers of a fit read their parts of a table, each in its own order.",
+    },
     "private files": {
         WINDOWS: "The access rights of the parent folder apply, as there are no owners and modes.",
     },

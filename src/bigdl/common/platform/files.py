@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +26,7 @@ if sys.platform != "win32":
     import fcntl
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # from Linux's mman.h
+_MAP_FIXED = 0x10  # from Linux's mman.h
 _COPY_BYTES = 1 << 20
 _LOCKED_BYTES = 1 << 20  # of a lock on Windows: a shared one takes one of these bytes
 _LOCK_OFFSET = 1 << 30  # after all bytes of a lock file, which others must be able to read
@@ -296,6 +297,49 @@ def map_private(file: int, size: int = 0) -> mmap.mmap:
         flags=mmap.MAP_PRIVATE | _NORESERVE,
         prot=mmap.PROT_READ | mmap.PROT_WRITE,
     )
+
+
+def can_map_together() -> bool:
+    """Return True if :func:`map_together` is supported."""
+    return sys.platform == "linux"
+
+
+def map_together(files: Iterable[tuple[str, int, int]], size: int) -> mmap.mmap:
+    """Map files into one range of addresses, as :func:`map_private` does with one file.
+
+    Parameters
+    ----------
+    files : iterable of (str, int, int)
+        Path, offset in the range, and number of bytes of each file; offsets are multiples of the
+        page size.
+    size : int
+        Number of bytes of the range; bytes of no file are zero.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be opened or mapped.
+    """
+    import ctypes
+
+    flags, access = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+    whole = mmap.mmap(-1, size, flags | mmap.MAP_ANONYMOUS, access)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(whole))
+    map_file = ctypes.CDLL(None, use_errno=True).mmap
+    map_file.restype = ctypes.c_void_p
+    for path, offset, count in files:
+        with open(path, "rb") as file:
+            mapped = map_file(
+                ctypes.c_void_p(address + offset),
+                ctypes.c_size_t(count),
+                access,
+                flags | _MAP_FIXED,
+                file.fileno(),
+                ctypes.c_long(0),
+            )
+        if mapped != address + offset:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+    return whole
 
 
 def map_shared(file: int, size: int = 0, *, writable: bool = False) -> mmap.mmap:

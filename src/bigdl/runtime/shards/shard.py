@@ -68,6 +68,9 @@ class Spool:
         have the same rows in the same order.
     columns : list of str
         Names of the columns, including map columns without known keys.
+    table : dict or None
+        For consecutive rows of a table: its ``name``, the number of its ``rows``, and the number
+        of the ``first`` row of the spool.
     """
 
     path: str
@@ -76,6 +79,7 @@ class Spool:
     leaves: list[ArraySpec] = field(default_factory=list)
     fingerprint: int = 0
     columns: list[str] = field(default_factory=list)
+    table: dict[str, int | str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the Spool as JSON-serializable values."""
@@ -139,7 +143,22 @@ class SpoolWriter:
         self._chunks: list[tuple[int, int, int, int]] = []  # source, sequence, rows, checksum
         self._stored: list[list[ArraySpec]] = []  # specs of each chunk
         self._expected = 0
+        self._table: dict[str, int | str] | None = None
         self.rows = 0
+
+    def number_rows(self, table: str, first: int, rows: int) -> None:
+        """Declare that the rows are consecutive rows of a table.
+
+        Parameters
+        ----------
+        table : str
+            Name of the table, for messages.
+        first : int
+            Number of the first row in the table.
+        rows : int
+            Number of rows of the table.
+        """
+        self._table = {"name": table, "first": first, "rows": rows}
 
     def expect(self, rows: int) -> None:
         """Preallocate the files for an expected number of rows, before the first chunk.
@@ -214,8 +233,8 @@ class SpoolWriter:
         # a sum of the checksums would not detect swapped rows
         fingerprint = zlib.crc32(json.dumps(ordered).encode()) if ordered else 0
         columns = [spec.name for spec in self._specs] or _columns(leaves)
-        spool = Spool(self.path, self._nonce, self.rows, leaves, fingerprint, columns)
-        with open(os.path.join(self.path, _META), "w", opener=_private) as file:
+        spool = Spool(self.path, self._nonce, self.rows, leaves, fingerprint, columns, self._table)
+        with open(os.path.join(self.path, _META), "w", opener=open_private) as file:
             json.dump(spool.to_json(), file)
         return spool
 
@@ -230,7 +249,7 @@ class SpoolWriter:
         self._leaves = list(leaves)
         self._files = [
             open(  # noqa: SIM115
-                os.path.join(self.path, f"{i}.bin"), "wb", buffering=0, opener=_private
+                os.path.join(self.path, f"{i}.bin"), "wb", buffering=0, opener=open_private
             )
             for i in range(len(leaves))
         ]
@@ -335,7 +354,7 @@ def _width(leaf: ArraySpec) -> int:
     return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
 
 
-def _private(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
     """Open a file with mode 0600 and return its descriptor."""
     return os.open(path, flags, 0o600)
 
@@ -346,7 +365,7 @@ def _rewrite(
     """Sort the chunks of an array file and convert their values to the dtype of its final spec."""
     sizes = [chunk[2] * _width(each) for chunk, each in zip(chunks, stored, strict=True)]
     offsets = np.cumsum([0, *sizes])
-    with open(path, "rb") as source, open(path + ".new", "wb", opener=_private) as target:
+    with open(path, "rb") as source, open(path + ".new", "wb", opener=open_private) as target:
         for i in sorted(range(len(chunks)), key=lambda i: chunks[i][:2]):
             start, left = int(offsets[i]), sizes[i]
             if stored[i] != leaf:

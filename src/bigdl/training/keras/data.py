@@ -46,6 +46,7 @@ from bigdl.training.batches import (
 )
 from bigdl.training.position import RunSettings
 from bigdl.training.remaining_rows import RemainingBatches
+from bigdl.training.table_rows import in_table_order
 
 if TYPE_CHECKING:
     import keras
@@ -419,6 +420,8 @@ def open_rows(
     settings: KerasEvaluationSettings,
     config: dict[str, Any],
     sync: GradientSync,
+    *,
+    is_training: bool = False,
 ) -> Rows:
     """Open the rows of a shard.
 
@@ -431,6 +434,8 @@ def open_rows(
     config : dict
         Argument of a function that creates a dataset.
     sync : GradientSync
+    is_training : bool
+        Whether a fit reads the rows, so that a table is read in its global order.
 
     Returns
     -------
@@ -439,6 +444,8 @@ def open_rows(
     data = open_data(worker, shard, settings, config)
     deal_streams([data], sync, lambda text: print(text, flush=True))
     if not is_dataset(data):
+        if is_training:
+            data = in_table_order(data, shard, settings, sync)
         return ColumnRows(data, config, worker)
     check_elements(data)
     return DatasetRows(data, sync)

@@ -563,7 +563,8 @@ class KerasFit:
         def rows_of(shard: Shard | LoaderShard) -> Rows:
             if open_shard is not None:
                 return open_shard(shard, model)
-            return open_rows(worker, shard, settings, config, sync)
+            is_training = shard is worker.shards["data"]
+            return open_rows(worker, shard, settings, config, sync, is_training=is_training)
 
         self.rows = rows = WorkerRows(context, model, rows_of)
         seed_keras(settings.seed, rank + 1)

@@ -151,8 +151,9 @@ class ParquetFeed(ColumnFeed):
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         specs = self.specs
-        columns = self._table.columns([spec.name for spec in specs])
-        return plan_of_ranges(columns, self._ranges, specs, num_workers, name)
+        table = self._table
+        columns = table.columns([spec.name for spec in specs])
+        return plan_of_ranges(columns, self._ranges, specs, num_workers, name, table.name)
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
         """Return the rows with predictions, as a Spark, Ray or pandas frame.

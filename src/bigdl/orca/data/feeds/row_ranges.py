@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ def plan_of_ranges(
     specs: Sequence[ColumnSpec],
     num_workers: int,
     name: str,
+    table: str,
 ) -> InputPlan:
     """Return an input plan in which each worker reads a contiguous range of the rows.
 
@@ -44,16 +46,21 @@ def plan_of_ranges(
     num_workers : int
     name : str
         Name of the input's shards.
+    table : str
+        Name of the table, for messages.
     """
     ranges = cut(row_ranges, num_workers)
+    firsts = list(itertools.accumulate((_rows(each) for each in ranges), initial=0))
     batch_rows = _batch_rows(specs)
 
     def read(
         batches: Iterator[pa.RecordBatch], open_spool: Callable[..., SpoolWriter]
     ) -> dict[str, Shard]:
         writer = open_spool(name, specs)
-        worker_ranges = ranges[open_spool.rank]  # type: ignore[attr-defined]
-        writer.expect(sum(each.rows for each in worker_ranges))
+        rank = open_spool.rank  # type: ignore[attr-defined]
+        worker_ranges = ranges[rank]
+        writer.number_rows(table, firsts[rank], firsts[-1])
+        writer.expect(_rows(worker_ranges))
         for sequence, arrays in enumerate(read_ranges(columns, worker_ranges, batch_rows)):
             values_of_columns = [
                 (spec.name, key, values)
@@ -67,6 +74,10 @@ def plan_of_ranges(
         return {name: Shard(writer.finish())}
 
     return InputPlan(None, read)
+
+
+def _rows(ranges: Sequence[RowRange]) -> int:
+    return sum(each.rows for each in ranges)
 
 
 def _batch_rows(specs: Sequence[ColumnSpec]) -> int:

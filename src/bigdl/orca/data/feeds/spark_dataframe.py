@@ -123,7 +123,9 @@ class SparkDataFrameFeed(PackedFeed):
         ranges = row_ranges_of(selected)
         source = "Spark" if ranges is None else "Parquet files"
         logger.debug("The workers read the rows of %s from %s", self.name or name, source)
-        return None if ranges is None else plan_of_ranges(*ranges, specs, num_workers, name)
+        if ranges is None:
+            return None
+        return plan_of_ranges(*ranges, specs, num_workers, name, ranges[0].url)
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> DataFrame:
         """Return a lazy DataFrame with all columns and the predictions, in the same row order."""

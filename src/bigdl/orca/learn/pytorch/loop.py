@@ -79,6 +79,7 @@ from bigdl.training.state import (
     seed_everything,
     to_device,
 )
+from bigdl.training.table_rows import in_table_order
 
 if TYPE_CHECKING:
     from bigdl.common.types import Tensors
@@ -582,6 +583,7 @@ class TorchRows:
             for name, shard in worker.shards.items()
         }
         deal_streams(list(sources.values()), sync, context.warn)
+        sources["data"] = in_table_order(sources["data"], worker.shards["data"], settings, sync)
         self.data, self.validation = sources["data"], sources.get("validation")
         window = self.data.window(shuffle_memory(config, worker.threads))
         workers, self.types = exchange(
