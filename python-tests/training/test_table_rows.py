@@ -1,0 +1,240 @@
+"""Tables in a fit: each step has the TableLoader's rows, for any number of workers and resumes."""
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refusals import refused
+from torch import nn
+
+from bigdl.data import TableLoader
+from bigdl.orca.learn.pytorch import Estimator
+from bigdl.orca.learn.pytorch.callbacks import Callback
+from bigdl.orca.learn.trigger import SeveralIteration
+from bigdl.runtime.shards.columns import ArraySpec
+from bigdl.runtime.shards.joined import JoinedShard, common_leaves, widen_spool
+from bigdl.runtime.shards.shard import Shard, SpoolWriter
+from bigdl.runtime.shards.table_batches import EpochRows, TablePlan, rows_from, table_order
+
+ROWS, BATCH = 5003, 400
+
+
+def joined_spools(folder, parts, width=3):
+    """Spools of the rows 0, 1, ... in parts, joined, and the arrays of the whole table."""
+    rows = sum(parts)
+    numbers = np.arange(rows * width, dtype="float32").reshape(rows, width)
+    texts = np.array([f"{i:x}" * (1 + i % 5) for i in range(rows)]).astype("S")
+    spools, first = [], 0
+    for rank, count in enumerate(parts):
+        writer = SpoolWriter(folder, 1, f"data-{rank}", [])
+        writer.number_rows("t", first, rows)
+        of_part = slice(first, first + count)
+        text = texts[of_part].astype(f"S{32 << rank}")
+        leaves = [
+            ArraySpec("x", None, "float32", (width,)),
+            ArraySpec("t", None, text.dtype.str[1:], ()),
+        ]
+        writer.append(0, 0, count, leaves, [np.ascontiguousarray(numbers[of_part]), text])
+        spools.append(writer.finish())
+        first += count
+    leaves = common_leaves(spools)
+    for spool in spools:
+        widen_spool(spool, leaves)
+    return JoinedShard(spools, leaves), numbers, texts
+
+
+@pytest.mark.parametrize("parts", [[7], [5, 6], [0, 9000, 1, 0, 4097], [4096, 4096]])
+def test_one_gather_reads_rows_of_all_spools(tmp_path, parts):
+    shard, numbers, texts = joined_spools(str(tmp_path), parts)
+    rows = np.random.default_rng(0).permutation(sum(parts))
+    stored = shard.stored_rows(rows)
+    assert (shard.arrays[0][stored] == numbers[rows]).all()
+    assert (shard.arrays[1][stored] == texts[rows]).all()
+    assert isinstance(shard, Shard)
+    assert shard.rows == sum(parts)
+
+
+def test_spools_of_other_columns_are_not_joined(tmp_path):
+    spools = []
+    for dtype in ("float32", "float64"):
+        writer = SpoolWriter(str(tmp_path), 1, dtype, [])
+        writer.append(0, 0, 2, [ArraySpec("x", None, dtype, ())], [np.zeros(2, dtype)])
+        spools.append(writer.finish())
+    assert common_leaves(spools) is None
+
+
+sizes = st.integers(1, 6000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=sizes,
+    batch_size=st.integers(1, 700),
+    workers=st.integers(1, 5),
+    others=st.integers(1, 5),
+    stop=st.floats(0, 1),
+    shuffle=st.booleans(),
+    window=st.sampled_from([0, 700]),
+    epoch=st.integers(0, 3),
+)
+def test_steps_of_any_workers_are_those_of_one_order(
+    rows, batch_size, workers, others, stop, shuffle, window, epoch
+):
+    table = {"table": "t", "table_rows": rows, "fingerprint": "0"}
+    facts = table_order(table, shuffle, [window], [rows])
+
+    def steps(count, first, last):
+        plan = TablePlan([rows] + [0] * (count - 1), batch_size, False, facts)
+        orders = [
+            EpochRows(plan, facts, 3, epoch, rank, lambda each: each) for rank in range(count)
+        ]
+        for step in range(first, plan.steps if last is None else last):
+            ranges = [plan.batch(step, rank) for rank in range(count)]
+            parts = [
+                o[low:high] for o, (low, high, _) in zip(orders, ranges, strict=True) if low < high
+            ]
+            seen = np.concatenate(parts)
+            assert len(seen) == ranges[0][2]
+            if len(seen) < batch_size and len(seen) > 1:
+                assert min(map(len, parts)) > 1
+            yield seen.tolist()
+
+    whole = list(steps(1, 0, None))
+    assert sorted(each for step in whole for each in step) == list(range(rows))
+    middle = int(stop * len(whole))
+    assert [*steps(workers, 0, middle), *steps(others, middle, None)] == whole
+    left = rows_from(facts, 3, epoch, middle * batch_size, range(rows))
+    assert np.flatnonzero(left).tolist() == sorted(each for step in whole[middle:] for each in step)
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=sizes, batch_size=st.integers(1, 700), shuffle=st.booleans(), epoch=st.integers(0, 2))
+def test_the_order_is_that_of_a_table_loader(rows, batch_size, shuffle, epoch):
+    loader = TableLoader(
+        pa.table({"x": np.arange(rows)}), batch_size=batch_size, seed=5, shuffle=shuffle, threads=0
+    )
+    loader.set_epoch(epoch)
+    facts = table_order(
+        {"table": "t", "table_rows": rows, "fingerprint": "0"}, shuffle, [0, 0], [rows, 0]
+    )
+    plan = TablePlan([rows, 0], batch_size, False, facts)
+    orders = [EpochRows(plan, facts, 5, epoch, rank, lambda each: each) for rank in (0, 1)]
+    for step, batch in enumerate(loader):
+        parts = [
+            orders[rank][slice(*plan.batch(step, rank)[:2])]
+            for rank in (0, 1)
+            if plan.batch(step, rank)[0] < plan.batch(step, rank)[1]
+        ]
+        assert np.concatenate(parts).tolist() == batch["x"].tolist()
+        assert sum(map(len, parts)) == loader.global_rows
+
+
+# -- fits ------------------------------------------------------------------------------------------
+
+
+class Steps(Callback):
+    """Writes the rows of each step to a file."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def after_train_iter(self, runner):
+        if runner.batch is not None:
+            path = f"{self.folder}/{runner.global_step}-{runner.rank}"
+            np.save(path, runner.batch[0].numpy())
+
+
+def rows_of_steps(folder):
+    steps = {}
+    for name in os.listdir(folder):
+        step, _, rank = name[:-4].partition("-")
+        steps.setdefault(int(step), {})[int(rank)] = (
+            np.load(f"{folder}/{name}").astype(int).tolist()
+        )
+    return [
+        [row for rank in sorted(ranks) for row in ranks[rank]] for _, ranks in sorted(steps.items())
+    ]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table")
+    rows = pa.table({"x": np.arange(ROWS, dtype="float32"), "y": np.zeros(ROWS, "float32")})
+    pq.write_table(rows.slice(0, 3000), path / "a.parquet", row_group_size=700)
+    pq.write_table(rows.slice(3000), path / "b.parquet")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def expected(table):
+    loader = TableLoader(table, batch_size=BATCH, seed=3)
+    return [batch["x"].int().tolist() for _ in range(2) for batch in loader]
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.layer(x[:, None] / ROWS)[:, 0]
+
+
+def fit(data, workers, folder, model_dir=None, backend="local", **options):
+    import torch
+
+    def model(config):
+        torch.manual_seed(0)
+        return Scaled()
+
+    estimator = Estimator.from_torch(
+        model=model,
+        optimizer=lambda model, config: torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=nn.MSELoss(),
+        backend=backend,
+        workers_per_node=workers,
+        model_dir=None if model_dir is None else str(model_dir),
+    )
+    os.makedirs(folder, exist_ok=True)
+    options = {
+        "batch_size": BATCH,
+        "seed": 3,
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        **options,
+    }
+    estimator.fit(data, callbacks=[Steps(str(folder))], **options)
+    return estimator
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_workers_of_a_fit_read_the_rows_of_a_table_loader(table, expected, tmp_path, workers):
+    fit(table, workers, tmp_path, epochs=2)
+    assert rows_of_steps(tmp_path) == expected
+
+
+@pytest.mark.parametrize("others", [2, 3])
+def test_a_fit_of_three_workers_is_resumed_in_an_epoch_after_the_last_row(
+    table, expected, tmp_path, others
+):
+    steps, model_dir = tmp_path / "steps", tmp_path / "models"
+    fit(table, 3, steps, model_dir, max_steps=5, checkpoint_trigger=SeveralIteration(1))
+    assert rows_of_steps(steps) == expected[:5]
+    fit(table, others, steps, model_dir, epochs=2, resume="auto")
+    assert rows_of_steps(steps) == expected
+
+
+def test_changed_rows_are_refused_within_an_epoch(table, tmp_path):
+    fit(table, 2, tmp_path / "steps", tmp_path, max_steps=5, checkpoint_trigger=SeveralIteration(1))
+    changed = tmp_path / "changed.parquet"
+    rows = pq.read_table(table)
+    pq.write_table(rows.set_column(0, "x", pa.array(np.ones(ROWS, "float32"))), changed)
+    with refused("checkpoint-mismatch", "5,003 rows"):
+        fit(str(changed), 2, tmp_path / "steps", tmp_path, epochs=2, resume="auto")
+    with refused("checkpoint-mismatch", "one order for all workers"):
+        x = np.arange(ROWS, dtype="float32")
+        fit({"x": x, "y": x}, 2, tmp_path / "steps", tmp_path, epochs=2, resume="auto")
