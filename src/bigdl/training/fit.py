@@ -974,7 +974,7 @@ class WorkerCheckpointer(Checkpointer):
             self._state.sums = EpochSums.total(EpochSums(**each) for each in sums)
             self._step.put_sums(loads(files["rng.pt"]))
 
-    def _restore_order(self, manifest: dict[str, Any]) -> None:
+    def _restore_order(self, manifest: "dict[str, OrderFacts]") -> None:
         """Resume after the last row of a table's order; may be a collective operation."""
         layout, position, source = self._state.layout, self._state.position, self._step.source
         if not isinstance(source, TableRows):

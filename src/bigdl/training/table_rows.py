@@ -9,7 +9,7 @@ order of :class:`~bigdl.runtime.shards.batches.BatchPlan`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -29,7 +29,7 @@ _SAMPLE = 1024  # rows of the table that the fingerprint covers
 
 
 def in_table_order(
-    source: BatchSource, shard: Any, settings: BatchSettings, sync: GradientSync
+    source: BatchSource, shard: object, settings: BatchSettings, sync: GradientSync
 ) -> BatchSource:
     """Return a source that reads a table's rows in its global order; a collective operation.
 
@@ -152,41 +152,41 @@ class TableRows(BatchSource):
             path=str(table["table"]),
         )
 
-    def facts(self, window: int) -> dict[str, Any]:
+    def facts(self, window: int) -> dict[str, object]:
         table = {} if self._whole is None else {"table": self._table}
         return {**super().facts(window), **table}
 
     def order_of_pass(
         self, plan: BatchPlan, settings: RunSettings, number: int, rank: int, window: int, step: int
-    ) -> Any:
+    ) -> object:
         if not isinstance(plan, TablePlan):
             return self._part.order_of_pass(plan, settings, number, rank, window, step)
         stored_rows = cast("Callable[[np.ndarray], np.ndarray]", self._stored_rows)
         facts = self._resumed or plan.facts
         return EpochRows(plan, facts, settings.seed, number, rank, stored_rows)
 
-    def batch(self, start: int, stop: int, order: Any = None) -> Any:
+    def batch(self, start: int, stop: int, order: object = None) -> object:
         whole = self._whole if isinstance(order, EpochRows) else None
         return (self._part if whole is None else whole).batch(start, stop, order)
 
-    def ids_from(self, order: Any, start: int) -> np.ndarray | None:
+    def ids_from(self, order: object, start: int) -> np.ndarray | None:
         """Return None in the global order, in which the next position identifies the rows."""
         return None if isinstance(order, EpochRows) else self._part.ids_from(order, start)
 
-    def take_types(self, types: list[Any] | None, training: BatchSource) -> None:
+    def take_types(self, types: list[object] | None, training: BatchSource) -> None:
         for source in {id(each): each for each in (self._part, self._whole) if each}.values():
             source.take_types(types, training)
 
     def window(self, memory: int) -> int:
         return self._part.window(memory)
 
-    def order(self, of: Pass) -> Any:
+    def order(self, of: Pass) -> object:
         return self._part.order(of)
 
     def share_of_remaining(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
         return self._part.share_of_remaining(left, sync)
 
-    def order_of_share(self, share: np.ndarray, of: Pass) -> Any:
+    def order_of_share(self, share: np.ndarray, of: Pass) -> object:
         return self._part.order_of_share(share, of)
 
     def in_order(self, batch_size: int) -> None:
