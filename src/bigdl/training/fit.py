@@ -32,7 +32,7 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine, Leaving
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows, WorkersRelocated
-from bigdl.runtime.shards.table_batches import resumed_order
+from bigdl.runtime.shards.table_batches import OrderFacts, resumed_order
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, BatchSource, all_gather_json
 from bigdl.training.checkpoint import (
@@ -974,7 +974,7 @@ class WorkerCheckpointer(Checkpointer):
             self._state.sums = EpochSums.total(EpochSums(**each) for each in sums)
             self._step.put_sums(loads(files["rng.pt"]))
 
-    def _restore_order(self, manifest: "dict[str, OrderFacts]") -> None:
+    def _restore_order(self, manifest: dict[str, OrderFacts]) -> None:
         """Resume after the last row of a table's order; may be a collective operation."""
         layout, position, source = self._state.layout, self._state.position, self._step.source
         if not isinstance(source, TableRows):
@@ -1000,12 +1000,12 @@ class WorkerCheckpointer(Checkpointer):
         """Distribute the epoch's remaining rows over the workers; a collective operation."""
         return self._batches_of_shares(*self._step.source.share_of_remaining(left, self._sync))
 
-    def _batches_of_shares(self, count: int, share: "np.ndarray") -> RemainingBatches:
+    def _batches_of_shares(self, count: int, share: np.ndarray) -> RemainingBatches:
         rows = [int(row[0]) for row in self._sync.all_gather([float(count)])]
         return self._epoch_of_parts(rows, first=self._state.position.batch, share=share)
 
     def _epoch_of_parts(
-        self, rows: Sequence[int], *, first: int, share: "np.ndarray | None" = None
+        self, rows: Sequence[int], *, first: int, share: np.ndarray | None = None
     ) -> RemainingBatches:
         layout, epoch = self._state.layout, self._state.position.epoch
         return RemainingBatches(
