@@ -129,4 +129,5 @@ def _map_all(
         (path, start * width, spool.rows * width)
         for path, spool, start in zip(paths, spools, starts, strict=True)
     ]
-    return np.frombuffer(map_together(files, end * width), leaf.dtype).reshape(shape)
+    values: np.ndarray = np.frombuffer(map_together(files, end * width), leaf.dtype)
+    return values.reshape(shape)
