@@ -238,3 +238,24 @@ def test_changed_rows_are_refused_within_an_epoch(table, tmp_path):
     with refused("checkpoint-mismatch", "one order for all workers"):
         x = np.arange(ROWS, dtype="float32")
         fit({"x": x, "y": x}, 2, tmp_path / "steps", tmp_path, epochs=2, resume="auto")
+
+
+def test_a_checkpoint_with_hashes_of_rows_is_resumed_with_a_table(table, expected, tmp_path):
+    x = np.arange(ROWS, dtype="float32")
+    arrays = {"x": x, "y": np.zeros(ROWS, "float32")}
+    steps, model_dir = tmp_path / "steps", tmp_path / "models"
+    fit(arrays, 3, steps, model_dir, max_steps=5, checkpoint_trigger=SeveralIteration(1))
+    fit(table, 2, steps, model_dir, epochs=2, resume="auto")
+    seen = rows_of_steps(steps)
+    of_epoch = len(expected) // 2
+    assert sorted(row for step in seen[:of_epoch] for row in step) == list(range(ROWS))
+    assert seen[of_epoch:] == expected[of_epoch:]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_frame_of_files_is_read_in_the_order_of_the_table(
+    table, expected, tmp_path, orca_spark, workers
+):
+    frame = orca_spark.read.parquet(table)
+    fit(frame, workers, tmp_path, backend="spark", epochs=2)
+    assert rows_of_steps(tmp_path) == expected

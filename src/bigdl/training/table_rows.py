@@ -8,7 +8,7 @@ order of :class:`~bigdl.runtime.shards.batches.BatchPlan`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -59,6 +59,8 @@ def in_table_order(
     fingerprint = sum(each["sample"] for each in everyone) % (1 << 64)
     table = {"table": name, "table_rows": rows, "fingerprint": f"{fingerprint:016x}"}
     spools = [Spool.from_json(each["spool"]) for each in everyone]
+    if not _are_consecutive(spools):  # a file was replaced while the workers read it
+        return source
     if len(spools) == 1:
         return TableRows(source, part, table, source, _unchanged)
     leaves = common_leaves(spools)
@@ -78,6 +80,16 @@ def _sample_of(source: TensorShard, part: range, table_rows: int) -> int:
     numbers = np.unique(np.arange(_SAMPLE) * table_rows // _SAMPLE)
     low, high = np.searchsorted(numbers, [part.start, part.stop])
     return source.checksum_of(numbers[low:high] - part.start)
+
+
+def _are_consecutive(spools: Sequence[Spool]) -> bool:
+    """Return True if the spools together hold all rows of their table."""
+    end = 0
+    for spool in spools:
+        if spool.table is None or spool.table["first"] != end:
+            return False
+        end += spool.rows
+    return spools[0].table is not None and spools[0].table["rows"] == end
 
 
 def _unchanged(rows: np.ndarray) -> np.ndarray:

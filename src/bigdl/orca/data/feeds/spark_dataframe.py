@@ -125,7 +125,10 @@ class SparkDataFrameFeed(PackedFeed):
         logger.debug("The workers read the rows of %s from %s", self.name or name, source)
         if ranges is None:
             return None
-        return plan_of_ranges(*ranges, specs, num_workers, name, ranges[0].url)
+        columns, row_ranges = ranges
+        # Spark's order depends on the cores of the cluster
+        row_ranges = sorted(row_ranges, key=lambda each: (each.file.path, each.group, each.start))
+        return plan_of_ranges(columns, row_ranges, specs, num_workers, name, columns.url)
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> DataFrame:
         """Return a lazy DataFrame with all columns and the predictions, in the same row order."""
