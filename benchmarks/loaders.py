@@ -15,6 +15,9 @@ one with mosaicml-streaming; both need torch, pyarrow and the dependencies of Bi
 
 After the times: rows that are lost and repeated when two ranks read a third of an epoch, three
 ranks another third, and one rank the rest, each from the state of the ones before.
+
+The output is Markdown for docs/benchmarks.md: machine and versions, the tables, and the targets
+with the ratios of each repeat.  A target whose loaders did not run is "not measured".
 """
 
 import argparse
@@ -377,6 +380,66 @@ def call(python, *arguments):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+GLOBAL_PEERS = ("HF datasets", "torchdata")
+"""Peers that shuffle over all rows; the others shuffle batches, windows, blocks or a buffer."""
+
+OTHER_PEERS = ("Lance (batches)", "LitData (windows)", "Mosaic (blocks)", "Ray Data (buffer)")
+
+
+def ratios(results, name, others):
+    """Return the name of the fastest of other sides, and the ratio to it in each repeat."""
+
+    def speeds(side):
+        return [statistics.median(run["later epochs"]) for run in results.get(side) or ()]
+
+    measured = {each: statistics.median(speeds(each)) for each in others if speeds(each)}
+    if not measured or not speeds(name):
+        return None, []
+    fastest = max(measured, key=measured.get)
+    return fastest, [a / b for a, b in zip(speeds(name), speeds(fastest), strict=False)]
+
+
+def targets(results, resumes):
+    """Yield a target, its measurement, and whether it is met (None if not measured)."""
+    for text, name, others, least in (
+        ("global shuffle: at least 3 x the fastest peer", "TableLoader", GLOBAL_PEERS, 3.0),
+        ("any shuffle of a peer (no target)", "TableLoader", OTHER_PEERS, None),
+        ("at least 0.7 x a bare np.memmap", "TableLoader", ("np.memmap",), 0.7),
+        ("JPEG: at least 1.5 x the fastest peer", "TableLoader JPEG", ("HF datasets JPEG",), 1.5),
+    ):
+        fastest, measured = ratios(results, name, others)
+        if fastest is None:
+            yield text, "not measured", None
+            continue
+        middle = statistics.median(measured)
+        spread = f"{middle:.2f} ({min(measured):.2f} to {max(measured):.2f}) x {fastest}"
+        yield text, spread, None if least is None else middle >= least
+    runs = results.get("TableLoader") or ()
+    if len(runs) < 2:  # the first run converts the table
+        yield "first batch, warm: at most 0.5 s", "not measured", None
+    else:
+        warm = [run["first batch"] for run in runs[1:]]
+        shown = f"{statistics.median(warm):.2f} ({min(warm):.2f} to {max(warm):.2f}) s"
+        yield "first batch, warm: at most 0.5 s", shown, statistics.median(warm) <= 0.5
+    moved = resumes.get("TableLoader")
+    if moved is None:
+        yield "0 rows lost, 0 repeated after 2, 3 and 1 ranks", "not measured", None
+    else:
+        shown = f"{moved['lost']:,} lost, {moved['repeated']:,} repeated"
+        is_met = not moved["lost"] and not moved["repeated"]
+        yield "0 rows lost, 0 repeated after 2, 3 and 1 ranks", shown, is_met
+
+
+def environment():
+    """Describe the machine and the versions in one line."""
+    from importlib.metadata import version
+
+    names = ("torch", "pyarrow", "numpy")
+    model = Path("/proc/cpuinfo").read_text().partition("model name")[2].partition("\n")[0]
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    return f"{os.cpu_count()} cores of {model.strip(': ') or 'an unknown CPU'}; {versions}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=2_000_000)
@@ -418,6 +481,7 @@ def main():
         }
     finally:
         shutil.rmtree(root, ignore_errors=True)
+    print(f"{environment()}; {options.rows:,} rows, {options.images:,} images\n")
     print(
         "| loader | rows/s, first epoch | later epochs | first batch cold / warm | written | peak |"
     )
@@ -441,6 +505,9 @@ def main():
             if result
             else f"| {name} | failed | |"
         )
+    print("\n| target | measured | met |\n|---|---|---|")
+    for text, measured, is_met in targets(results, resumes):
+        print(f"| {text} | {measured} | {'-' if is_met is None else 'yes' if is_met else 'no'} |")
     if options.json:
         Path(options.json).write_text(json.dumps({"sides": results, "resumes": resumes}))
     return None
