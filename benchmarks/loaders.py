@@ -437,7 +437,8 @@ def environment():
     names = ("torch", "pyarrow", "numpy")
     model = Path("/proc/cpuinfo").read_text().partition("model name")[2].partition("\n")[0]
     versions = ", ".join(f"{name} {version(name)}" for name in names)
-    return f"{os.cpu_count()} cores of {model.strip().lstrip(':').strip() or 'an unknown CPU'}; {versions}"
+    model = model.strip().lstrip(":").strip() or "an unknown CPU"
+    return f"{os.cpu_count()} cores of {model}; {versions}"
 
 
 def main():
