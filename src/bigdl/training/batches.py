@@ -27,7 +27,7 @@ from bigdl.common.platform.processes import loader_context
 from bigdl.runtime.shards.batches import BatchPlan, WindowedOrder, permutation
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
-from bigdl.runtime.shards.table_batches import OrderFacts, TablePlan, table_order
+from bigdl.runtime.shards.table_batches import EpochRows, OrderFacts, TablePlan, table_order
 from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import columns_of, grouped, structured_columns
 from bigdl.training.position import RunSettings
@@ -588,14 +588,14 @@ class TensorShard(BatchSource):
         return np.asarray(rows[share[rows]])
 
     def batch(
-        self, start: int, stop: int, order: RowOrder | None = None
+        self, start: int, stop: int, order: RowOrder | EpochRows | None = None
     ) -> list[Any] | dict[str, Any]:
         """Copy the rows `start`...`stop` of an order.
 
         Parameters
         ----------
         start, stop : int
-        order : ndarray of int, shape (rows,), or WindowedOrder, optional
+        order : ndarray of int, shape (rows,), WindowedOrder or EpochRows, optional
             Row order; default as spooled.
 
         Returns

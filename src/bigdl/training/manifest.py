@@ -112,7 +112,7 @@ def _is_text(value: object) -> bool:
 def _has_sizes(order: dict[str, object]) -> bool:
     """Return True if the sizes of an order's shards or windows are valid."""
     sizes = [order.get(name, 1) for name in ("shards", "rows")]
-    return all(_is_count(size) and size > 0 for size in sizes)
+    return all(isinstance(size, int) and _is_count(size) and size > 0 for size in sizes)
 
 
 def _is_dtype(value: object) -> bool:

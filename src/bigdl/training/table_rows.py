@@ -23,6 +23,7 @@ from bigdl.training.position import RunSettings
 
 if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.training.batches import RowOrder
     from bigdl.training.slices import SavedSlices
 
 _SAMPLE = 1024  # rows of the table that the fingerprint covers
@@ -177,11 +178,11 @@ class TableRows(BatchSource):
         facts = self._resumed or plan.facts
         return EpochRows(plan, facts, settings.seed, number, rank, stored_rows)
 
-    def batch(self, start: int, stop: int, order: object = None) -> object:
+    def batch(self, start: int, stop: int, order: RowOrder | EpochRows | None = None) -> object:
         whole = self._whole if isinstance(order, EpochRows) else None
         return (self._part if whole is None else whole).batch(start, stop, order)
 
-    def ids_from(self, order: object, start: int) -> np.ndarray | None:
+    def ids_from(self, order: RowOrder | EpochRows | None, start: int) -> np.ndarray | None:
         """Return None in the global order, in which the next position identifies the rows."""
         return None if isinstance(order, EpochRows) else self._part.ids_from(order, start)
 

@@ -109,7 +109,8 @@ class JoinedShard(Shard):
         """Return the indices into :attr:`arrays` of rows of the table."""
         if len(self._ends) == 1:
             return rows
-        return rows + self._shifts[np.searchsorted(self._ends, rows, side="right")]
+        stored: np.ndarray = rows + self._shifts[np.searchsorted(self._ends, rows, side="right")]
+        return stored
 
 
 def _first_row(spool: Spool) -> int:
