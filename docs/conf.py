@@ -19,6 +19,9 @@ html_theme = "furo"
 html_title = f"BigDL {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+html_js_files = ["copy.js"]
+html_logo = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
 html_show_sourcelink = False
 
 myst_enable_extensions = ["colon_fence", "deflist"]

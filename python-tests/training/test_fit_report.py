@@ -2,7 +2,9 @@
 
 import html
 import json
+import os
 import re
+import signal
 import time
 
 import numpy as np
@@ -157,6 +159,43 @@ def test_losses_and_warnings_are_in_the_report(tmp_path):
     (event, *_) = [text for _, text in est.report().journal.events]
     assert "nan" in event
     assert event.split(";")[0] in html.unescape(est.report()._repr_html_())
+
+
+class KillOnce(Callback):
+    """Callback that kills its worker in the second epoch, unless a file says that it has."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def before_train_epoch(self, runner):
+        if runner.epochs == 1 and not os.path.exists(self.path):
+            open(self.path, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.fault
+def test_a_lost_worker_and_the_resume_are_in_the_report(tmp_path):
+    kill = KillOnce(str(tmp_path / "killed"))
+    est = fitted(rows(), Slow(), tmp_path / "models", epochs=3, callbacks=[kill])
+    report = est.report()
+    (event,) = [text for _, text in report.journal.events]
+    assert "was lost" in event
+    assert "; resuming from" in event
+    assert event in html.unescape(report._repr_html_())
+    assert report.timeline()["lost attempts"] > 0
+    assert sorted(report.journal.epochs) == [1, 2, 3]
+
+
+def test_the_parameter_layer_reports_each_rank(orca_spark, tmp_path):
+    est = Estimator.from_torch(
+        model=Slow(batch_s=0.01), optimizer=SGD(0.1), loss=nn.MSELoss(), backend="bigdl",
+        workers_per_node=2,
+    )  # fmt: skip
+    est.fit(rows(), epochs=2, batch_size=32, report=tmp_path / "fit.html")
+    times = est.report().times()
+    assert [each["rows"] for each in times] == [64, 64]
+    assert all(each["exchange_s"] > 0 and each["forward_s"] > 0 for each in times)
+    assert "worker 1" in (tmp_path / "fit.html").read_text()
 
 
 def test_a_report_of_a_running_fit_reloads_itself(tmp_path):
