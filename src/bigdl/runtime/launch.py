@@ -193,7 +193,7 @@ class _LaunchedWorker(WorkerProcess):
         self.failure, self.has_answered = (0.0, self.rank, loss), True
 
     def await_end(self) -> None:
-        """Wait for a dying process to end, since its peers can notice its loss earlier."""
+        """Wait until a terminating process has exited; its peers may detect the loss earlier."""
         import psutil
 
         with suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired):

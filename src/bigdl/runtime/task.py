@@ -200,7 +200,7 @@ def match(views: list[list[int]], wanted: Sequence[int]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """Description of a job that every task receives, identical in all attempts that read the input.
+    """Description of a job for each of its tasks, reused by later attempts with the same input.
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EvaluationMetrics(dict[str, Any]):
-    """Evaluation metrics under their BigDL 2.x names, also readable by the names of ``fit``.
+    """Evaluation metrics by their BigDL 2.x names; the names that ``fit`` uses also work.
 
     ``validation_<name>`` can also be read as ``val_<name>``; iteration lists it once.
 

@@ -401,7 +401,7 @@ class TorchNano(ABC):
         return model, optimizers
 
     def _add_setting(self, phrase: str, line: str) -> None:
-        """Record and log the setting for a model's frozen layers."""
+        """Record and log which runtime computes the frozen layers of a model."""
         self._report = replace_prefix_phrase(self._report, phrase)
         rank_zero_info(line)
 

@@ -234,7 +234,7 @@ def active_cluster() -> RayCluster | SparkCluster:
 
 
 def refuse_lost() -> None:
-    """Raise RayLost if the program's Ray is gone.
+    """Raise RayLost if the Ray instance that this program uses has stopped.
 
     Raises
     ------

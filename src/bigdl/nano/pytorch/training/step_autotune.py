@@ -78,7 +78,7 @@ class RecordedCall(NamedTuple):
 
 
 def bf16_instructions(device: str = "cpu") -> str | None:
-    """Return the processor's instruction set for bfloat16 products, or None.
+    """Return the processor's instruction set for bfloat16 multiplication, or None.
 
     An instruction set does not guarantee that bfloat16 is faster.
     """

@@ -1004,7 +1004,7 @@ def _check_tables(runner: TorchRunner, settings: FitSettings) -> None:
 
 @dataclass
 class FitProgram:
-    """A fit, as shipped to the workers."""
+    """Program of a fit, as it is sent to the workers."""
 
     parts: ModelParts
     settings: FitSettings

@@ -1,4 +1,4 @@
-"""Components of a PyTorch training (model, optimizer, loss, scheduler): creation and files.
+"""Creation, saving and loading of a PyTorch fit's model, optimizer, loss and scheduler.
 
 A file holds a state dict, a pickled module or the full state of BigDL 2.x: epoch, models,
 optimizers and schedulers. Checkpoint folders (:mod:`bigdl.training.checkpoint`) can be read, too.
