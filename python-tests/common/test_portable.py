@@ -1,5 +1,6 @@
 """BigDL in processes that imitate macOS or Windows (``pytest --portable``)."""
 
+import ast
 import importlib.util
 import os
 import subprocess
@@ -172,3 +173,37 @@ def test_the_page_of_platforms_has_the_table_of_the_code():
     spec.loader.exec_module(script)
     page = script.PAGE.read_text(encoding="utf-8")
     assert script.losses_table() in page, "run: python scripts/platform_page.py"
+
+
+REMOVED = {  # from the standard library in Python 3.12 to 3.14
+    *("aifc", "asynchat", "asyncore", "audioop", "cgi", "cgitb", "chunk", "crypt", "distutils"),
+    *("imghdr", "imp", "lib2to3", "mailcap", "msilib", "nis", "nntplib", "ossaudiodev", "pipes"),
+    *("smtpd", "sndhdr", "spwd", "sunau", "telnetlib", "uu", "xdrlib", "pkg_resources"),
+    *("ast.Num", "ast.Str", "ast.Bytes", "ast.NameConstant", "ast.Ellipsis", "pkgutil.find_loader"),
+    *("pkgutil.get_loader", "asyncio.get_child_watcher", "asyncio.set_child_watcher"),
+    *("asyncio.iscoroutinefunction", "locale.resetlocale", "unittest.makeSuite"),
+    *("configparser.SafeConfigParser", "sqlite3.version", "importlib.find_loader"),
+}
+
+
+def test_sources_use_nothing_that_python_3_14_lacks():
+    """Imports and attributes by name; a `return` in `finally` is a warning there."""
+    uses = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                names = [f"{node.value.id}.{node.attr}"]
+            elif isinstance(node, ast.Try):
+                final = [each for part in node.finalbody for each in ast.walk(part)]
+                names = [ast.unparse(each) for each in final if isinstance(each, ast.Return)]
+                uses += [f"{path.name}:{node.lineno}: {name}" for name in names]
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names += [name.split(".")[0] for name in names]
+            hits = sorted(REMOVED.intersection(names))
+            uses += [f"{path.name}:{node.lineno}: {name}" for name in hits]
+    assert uses == []
