@@ -4,8 +4,11 @@ import collections
 import os
 import time
 
+import numpy as np
 import optuna
 import pytest
+
+from small_searches import fit, rows, search
 
 from bigdl.common.errors import UsageError
 from bigdl.tuning import SparkStudy
@@ -71,6 +74,64 @@ def test_a_trial_can_have_all_cores(orca_spark):
     assert len(found.trials) == 3
     with pytest.raises(UsageError, match="A worker needs 3 cores"):
         SparkStudy(found).optimize(threads, n_trials=3, cores_per_trial=3)
+
+
+def test_trials_of_a_machine_share_the_data(orca_spark):
+    def mapped(trial, data):
+        trial.set_user_attr(
+            "file", next(line for line in open("/proc/self/maps") if "data-" in line)
+        )
+        time.sleep(0.2)
+        return float(data["x"].sum() + data["y"][0])
+
+    found, data = study(), {"x": np.ones(200_000), "y": [1.5]}
+    SparkStudy(found).optimize(mapped, n_trials=4, data=data)
+    assert {t.value for t in found.trials} == {200_001.5}
+    files = {t.user_attrs["file"].split()[-1] for t in found.trials}
+    assert len(files) == 1  # of both processes
+    assert not os.path.exists(files.pop())
+
+
+def test_auto_estimator_trains_the_same_models_on_spark(orca_spark, tmp_path):
+    expected = fit(search(tmp_path / "local")).trials()
+    est = fit(search(tmp_path / "spark", backend="spark"), concurrency=2)
+    columns = ["status", "mse", "epochs", "config/lr", "config/units"]
+    found = est.trials().set_index("config/lr").sort_index()
+    expected = expected.set_index("config/lr").sort_index()
+    assert (found[columns[1]] == expected[columns[1]]).all()
+    assert list(found["status"]) == ["finished"] * 3
+    assert est.get_best_model()(*map(np_to_torch, rows()[:1])).shape == (160, 1)
+
+
+def np_to_torch(array):
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def test_auto_estimator_reads_rows_of_a_cluster(local_cluster, tmp_path):
+    x, y = rows()
+    names = [f"x{i}" for i in range(4)]
+    table = [(*map(float, row), float(value)) for row, value in zip(x, y, strict=True)]
+    frame = local_cluster.createDataFrame(table, [*names, "y"]).coalesce(1)
+    columns = {"feature_cols": names, "label_cols": "y"}
+    est = search(tmp_path, backend="spark", model_creator=by_columns)
+    fit(est, frame, n_sampling=2, validation_data=None, metric="mse", **columns)
+    assert list(est.trials()["status"]) == ["finished"] * 2
+
+
+def by_columns(config):
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, *columns):
+            return self.layer(torch.stack([c.float().reshape(-1) for c in columns], 1))
+
+    return Net()
 
 
 def test_killed_executors_lose_no_trial(local_cluster):

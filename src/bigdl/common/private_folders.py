@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bigdl.common.errors import UsageError
@@ -254,6 +254,68 @@ class LockedFolder:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class SharedFolder:
+    """A folder that processes of this machine share, removed by the last process that uses it.
+
+    Every process holds a shared lock on the folder while it uses it, so a folder without a lock is
+    left over from killed processes.
+
+    Parameters
+    ----------
+    path : str
+        Folder, created if it does not exist. With the name of a temporary folder, such as
+        ``data-1234.abcdefgh``, below the private root, it is removed like those if it is left over.
+    keep : bool, default False
+        Keep the folder at the end.
+
+    Attributes
+    ----------
+    close : callable
+        Releases the folder; also called when this object is garbage-collected.
+    """
+
+    def __init__(self, path: str, *, keep: bool = False):
+        self.path = path
+        self.close = weakref.finalize(
+            self, _release_shared, os.getpid(), self._locked(), path, keep
+        )
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Context manager that lets one process at a time write to the folder."""
+        descriptor = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            lock(descriptor, wait=True)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _locked(self) -> int:
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.path, 0o700)
+            try:
+                descriptor = open_folder(self.path)
+            except FileNotFoundError:  # its last user removed it
+                os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
+                continue
+            lock(descriptor, shared=True)
+            if is_open_folder(self.path, descriptor):
+                return descriptor
+            close_folder(self.path, descriptor)
+
+
+def _release_shared(owner: int, folder: int, path: str, keep: bool) -> None:
+    """Release the folder's lock, and remove the folder if no process holds another lock."""
+    if os.getpid() == owner and not keep:
+        with contextlib.suppress(OSError):
+            lock(folder, wait=False)
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(path))
+    close_folder(path, folder)
 
 
 def _is_private(path: str) -> bool:

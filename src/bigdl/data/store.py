@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,17 +25,18 @@ from bigdl.common.errors import UsageError
 from bigdl.common.platform.files import (
     DISK_FULL,
     anonymous_file,
-    close_folder,
     has_memory_files,
-    is_open_folder,
-    lock,
     map_shared,
     memory_file,
-    open_folder,
     reserve,
     write_at,
 )
-from bigdl.common.private_folders import private_folder, private_root, process_folder
+from bigdl.common.private_folders import (
+    SharedFolder,
+    private_folder,
+    private_root,
+    process_folder,
+)
 from bigdl.data.columns import (
     RecordField,
     column_of,
@@ -355,12 +355,6 @@ class SharedStore:
     store : RecordStore
     existed : bool
         False if this process wrote the store.
-
-    Notes
-    -----
-    Every process holds a shared lock (``flock``) on the folder while it uses the store, so a folder
-    without a lock is left over from killed processes.  The writing process holds an exclusive
-    lock on a file in the folder.
     """
 
     def __init__(
@@ -372,38 +366,20 @@ class SharedStore:
         *,
         keep: bool,
     ):
-        self.path = path
-        folder = self._locked_folder()
-        self.close = weakref.finalize(self, _release, os.getpid(), folder, path, keep)
-        descriptor = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        self._folder = SharedFolder(path, keep=keep)
+        self.path, self.close = path, self._folder.close
         try:
-            lock(descriptor, wait=True)
-            facts = self._facts()
-            self.existed = facts is not None
-            self.store = RecordStore(fields, rows, self._open_file)
-            if facts is not None:
-                self.store.map(facts)
-            else:
-                self._write(pieces())
+            with self._folder.writing():
+                facts = self._facts()
+                self.existed = facts is not None
+                self.store = RecordStore(fields, rows, self._open_file)
+                if facts is not None:
+                    self.store.map(facts)
+                else:
+                    self._write(pieces())
         except BaseException:
             self.close()
             raise
-        finally:
-            os.close(descriptor)
-
-    def _locked_folder(self) -> int:
-        while True:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.path, 0o700)
-            try:
-                descriptor = open_folder(self.path)
-            except FileNotFoundError:  # its last user removed it
-                os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
-                continue
-            lock(descriptor, shared=True)
-            if is_open_folder(self.path, descriptor):
-                return descriptor
-            close_folder(self.path, descriptor)
 
     def _open_file(self, name: str) -> int:
         return os.open(os.path.join(self.path, name), os.O_RDWR | os.O_CREAT, 0o600)
@@ -421,14 +397,3 @@ class SharedStore:
         with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump(self.store.facts(), file)
         os.replace(f"{path}.new", path)
-
-
-def _release(owner: int, folder: int, path: str, keep: bool) -> None:
-    """Release the folder's lock, and remove the folder if no process holds another lock."""
-    if os.getpid() == owner and not keep:
-        with contextlib.suppress(OSError):
-            lock(folder, wait=False)
-            shutil.rmtree(path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                os.rmdir(os.path.dirname(path))
-    close_folder(path, folder)

@@ -401,8 +401,11 @@ class AttemptChannel:
 
     def call(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         """Call a function of the driver with a JSON-able request; return its JSON-able result."""
-        answer = self.store.call(self._prefix + name, json.dumps(request).encode())
-        return dict(json.loads(answer))
+        return dict(json.loads(self.call_bytes(name, json.dumps(request).encode())))
+
+    def call_bytes(self, name: str, request: bytes) -> bytes:
+        """Call a function of the driver that takes and returns bytes."""
+        return bytes(self.store.call(self._prefix + name, request))
 
     def answer_calls(
         self, name: str, function: Callable[[dict[str, Any]], dict[str, Any]], executor: Executor
@@ -421,7 +424,13 @@ class AttemptChannel:
         def answer(body: bytes) -> bytes:
             return json.dumps(function(json.loads(body))).encode()
 
-        self.store.register_function(self._prefix + name, answer, executor)
+        self.answer_bytes(name, answer, executor)
+
+    def answer_bytes(
+        self, name: str, function: Callable[[bytes], bytes], executor: Executor
+    ) -> None:
+        """Let workers call a function of this process that takes and returns bytes."""
+        self.store.register_function(self._prefix + name, function, executor)
 
     def when(self, key: str, wake: Callable[[], object]) -> None:
         """Call `wake` once when a key exists, in an arbitrary thread; it must not block."""

@@ -11,6 +11,7 @@ this package.
 
 from bigdl.common.dropped import explain_imports
 from bigdl.tuning.distributed import SparkStudy, optimize
+from bigdl.tuning.hyperopt import HyperoptSpace, from_hyperopt
 from bigdl.tuning.runner import run_trials
 from bigdl.tuning.study import (
     PrunerType,
@@ -22,11 +23,13 @@ from bigdl.tuning.study import (
 )
 
 __all__ = [
+    "HyperoptSpace",
     "PrunerType",
     "SamplerType",
     "SparkStudy",
     "create_pruner",
     "create_sampler",
+    "from_hyperopt",
     "open_study",
     "optimize",
     "run_trials",

@@ -6,6 +6,7 @@ import importlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from bigdl.common.checks import check_choice, check_number, check_positive
@@ -13,12 +14,13 @@ from bigdl.common.errors import UsageError, WorkerLost, require
 
 if TYPE_CHECKING:
     from optuna.study import Study
-    from optuna.trial import FrozenTrial, Trial
+    from optuna.trial import FrozenTrial
 
+    from bigdl.runtime.channel import AttemptChannel
     from bigdl.runtime.engine import Engine, OpenJob
     from bigdl.tuning.remote import TrialServer
 
-    Objective = Callable[[Trial], float | Sequence[float]]
+    Objective = Callable[..., float | Sequence[float]]  # of a trial, and of the data if any
 
 logger = logging.getLogger("bigdl.tuning")
 
@@ -45,7 +47,9 @@ def optimize(
     timeout: float | None = None,
     catch: type[Exception] | Iterable[type[Exception]] = (),
     callbacks: Iterable[Callable[[Study, FrozenTrial], None]] = (),
+    data: object = None,
     engine: Engine | None = None,
+    on_upload: Callable[[int, bytes], None] | None = None,
 ) -> None:
     """Run the trials of a study on Spark executors, on Ray, or in processes of this machine.
 
@@ -84,8 +88,14 @@ def optimize(
     callbacks : iterable of callable
         Called with the study and each finished trial, one at a time, in a thread of this process.
         They may call ``study.stop()``.
+    data : object, optional
+        Second argument of the objective, such as a tuple or dict of arrays or a pandas frame. It is
+        copied to each machine once, where the trials map its arrays into memory.
     engine : bigdl.runtime.engine.Engine, optional
         Engine to run on instead of the one of `backend`, for example one with a fixed port.
+    on_upload : callable, optional
+        Called with a trial's number and the bytes that it passed to ``trial.upload``, in a thread
+        of this process.
 
     Raises
     ------
@@ -109,6 +119,7 @@ def optimize(
     (8, True)
     """
     require("optuna", "automl")
+    from bigdl.runtime.shared_objects import SharedObject
     from bigdl.tuning.remote import TrialProgram, TrialServer, needs_end
 
     if n_trials is not None:
@@ -129,13 +140,17 @@ def optimize(
     workers = min(engine.capacity(cores_per_trial) or n_trials or 1, n_trials or 1 << 20)
     workers = workers if concurrency is None else min(concurrency, workers)
     caught = (catch,) if isinstance(catch, type) else tuple(catch)
-    server = TrialServer(study, n_trials, caught, list(callbacks))
-    try:
-        program = TrialProgram(objective)
-        with engine.open_independent(program, workers, threads=cores_per_trial) as job:
-            _run(job, server, deadline)
-    finally:
-        server.close()
+    server = TrialServer(study, n_trials, caught, list(callbacks), on_upload)
+    with ExitStack() as stack:
+        stack.callback(server.close)
+        serves, reference = [server.serve], None
+        if data is not None:
+            shared = SharedObject(data, "The data of the search")
+            stack.callback(shared.close)
+            serves, reference = [server.serve, shared.serve], shared.reference
+        program = TrialProgram(objective, reference)
+        job = engine.open_independent(program, workers, threads=cores_per_trial)
+        _run(stack.enter_context(job), server, serves, deadline)
     if server.error is not None:
         raise server.error
 
@@ -147,8 +162,17 @@ def _engine(backend: str) -> Engine:
     return engine
 
 
-def _run(job: OpenJob, server: TrialServer, deadline: float | None) -> None:
+def _run(
+    job: OpenJob,
+    server: TrialServer,
+    serves: Sequence[Callable[[AttemptChannel], None]],
+    deadline: float | None,
+) -> None:
     """Run attempts of a job until the search is done; Spark replaces lost workers itself."""
+
+    def serve(channel: AttemptChannel) -> None:
+        for each in serves:
+            each(channel)
 
     def poll(event: str, value: object) -> None:
         server.beat()
@@ -161,7 +185,7 @@ def _run(job: OpenJob, server: TrialServer, deadline: float | None) -> None:
         before = server.finished
         number = len(job.channel.attempts) + 1
         try:
-            job.attempt(None, None, poll, before=server.serve)
+            job.attempt(None, None, poll, before=serve)
         except _SearchEnded:
             return
         fruitless = 0 if server.finished > before else fruitless + 1
@@ -205,12 +229,13 @@ class SparkStudy:
         timeout: float | None = None,
         catch: type[Exception] | Iterable[type[Exception]] = (),
         callbacks: Iterable[Callable[[Study, FrozenTrial], None]] = (),
+        data: object = None,
     ) -> None:
         """Run trials on the active Spark.
 
         Parameters
         ----------
-        objective, n_trials, concurrency, cores_per_trial, timeout, catch, callbacks
+        objective, n_trials, concurrency, cores_per_trial, timeout, catch, callbacks, data
             See :func:`bigdl.tuning.optimize`.
 
         Raises
@@ -228,4 +253,5 @@ class SparkStudy:
             timeout=timeout,
             catch=catch,
             callbacks=callbacks,
+            data=data,
         )

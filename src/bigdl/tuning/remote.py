@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
     from bigdl.runtime.channel import AttemptChannel
+    from bigdl.runtime.shared_objects import SharedReference
     from bigdl.runtime.worker import Worker
-
-    Objective = Callable[[Trial], float | Sequence[float]]
 
 logger = logging.getLogger("optuna")
 
@@ -81,6 +80,8 @@ class TrialServer:
         Exceptions of the objective that do not end the search.
     callbacks : sequence of callable
         Called with the study and each finished trial.
+    on_upload : callable, optional
+        Called with a trial's number and the bytes of :meth:`RemoteTrial.upload`.
 
     Attributes
     ----------
@@ -96,8 +97,10 @@ class TrialServer:
         n_trials: int | None,
         catch: tuple[type[Exception], ...] = (),
         callbacks: Sequence[Callable[[Study, FrozenTrial], None]] = (),
+        on_upload: Callable[[int, bytes], None] | None = None,
     ):
         self._study, self._catch, self._callbacks = study, catch, callbacks
+        self._on_upload = on_upload
         self._remaining = math.inf if n_trials is None else n_trials
         self._running: dict[int, _RunningTrial] = {}  # by rank
         self._seen: set[int] = set()
@@ -154,17 +157,25 @@ class TrialServer:
             if running is None or running.trial.number != request["trial"]:
                 return {"error": ["RuntimeError", "The search has given up this trial"]}
             with self._in_optimization(running):
-                value = self._call(running, request["call"], request["arguments"])
+                value = self._call(running, **request)
             return {"value": _plain(value)}
         except Exception as error:
             return {"error": [type(error).__name__, str(error)]}
 
-    def _call(self, running: _RunningTrial, name: str, arguments: dict[str, Any]) -> Any:
-        trial = running.trial
+    def _call(
+        self, running: _RunningTrial, call: str, rank: int, arguments: dict[str, Any], **_: object
+    ) -> Any:
+        trial, name = running.trial, call
         if name in _METHODS:
             return getattr(trial, name)(**arguments)
         if name == "distributions":
             return {k: distribution_to_json(v) for k, v in trial.distributions.items()}
+        if name == "distribution":
+            distribution = json_to_distribution(arguments["distribution"])
+            return trial._suggest(arguments["name"], distribution)
+        if name == "upload":
+            data = self._channel.take_bytes(f"upload/{rank}")
+            return self._on_upload and self._on_upload(trial.number, data)
         if name == "stop":
             return self._study.stop()
         if name == "study":
@@ -326,35 +337,45 @@ class TrialProgram:
     ----------
     objective : callable
         Objective of the study; it must be picklable.
+    data : SharedReference, optional
+        Second argument of the objective.
     """
 
-    def __init__(self, objective: Objective):
-        self._objective = objective
+    def __init__(self, objective: Callable[..., Any], data: SharedReference | None):
+        self._objective, self._data = objective, data
 
     def __call__(self, worker: Worker) -> int:
         """Run trials and return their number."""
+        if self._data is None:
+            return self._run_all(worker, self._objective)
+        with self._data.open(worker.channel) as data:
+            return self._run_all(worker, lambda trial: self._objective(trial, data))
+
+    def _run_all(self, worker: Worker, objective: Callable[[RemoteTrial], Any]) -> int:
         outcome: dict[str, Any] | None = None
         for count in range(1 << 62):
             request = {"call": "next", "rank": worker.rank, "outcome": outcome}
             answer = worker.channel.call(_CALLS, request)
             if answer.get("trial") is None:
                 return count
-            outcome = self._run(RemoteTrial(worker.channel, worker.rank, answer))
+            outcome = _outcome(objective, RemoteTrial(worker.channel, worker.rank, answer))
         return 0
 
-    def _run(self, trial: RemoteTrial) -> dict[str, Any]:
-        from bigdl.runtime.channel import ConnectionLost
-        from bigdl.runtime.task import describe
 
-        try:
-            return {"values": _plain_values(self._objective(trial))}  # type: ignore[arg-type]
-        except exceptions.TrialPruned as pruned:
-            return {"pruned": str(pruned)}
-        except ConnectionLost:
-            raise
-        except (Exception, SystemExit) as error:
-            classes = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
-            return {"values": None, "failure": {**describe(error), "classes": classes}}
+def _outcome(objective: Callable[[RemoteTrial], Any], trial: RemoteTrial) -> dict[str, Any]:
+    """Run the objective on a trial and describe its result."""
+    from bigdl.runtime.channel import ConnectionLost
+    from bigdl.runtime.task import describe
+
+    try:
+        return {"values": _plain_values(objective(trial))}
+    except exceptions.TrialPruned as pruned:
+        return {"pruned": str(pruned)}
+    except ConnectionLost:
+        raise
+    except (Exception, SystemExit) as error:
+        classes = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
+        return {"values": None, "failure": {**describe(error), "classes": classes}}
 
 
 class RemoteTrial(BaseTrial):
@@ -413,18 +434,18 @@ class RemoteTrial(BaseTrial):
         log: bool = False,
     ) -> float:
         arguments = {"low": low, "high": high, "step": step, "log": log}
-        return float(self._suggest("suggest_float", name, **arguments))
+        return float(self._ask("suggest_float", name, **arguments))
 
     def suggest_int(
         self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
     ) -> int:
         arguments = {"low": low, "high": high, "step": step, "log": log}
-        return int(self._suggest("suggest_int", name, **arguments))
+        return int(self._ask("suggest_int", name, **arguments))
 
     def suggest_categorical(  # type: ignore[override]  # Optuna has an overload for each type
         self, name: str, choices: Sequence[CategoricalChoiceType]
     ) -> CategoricalChoiceType:
-        choice: CategoricalChoiceType = self._suggest(
+        choice: CategoricalChoiceType = self._ask(
             "suggest_categorical", name, choices=list(choices)
         )
         return choice
@@ -438,7 +459,16 @@ class RemoteTrial(BaseTrial):
     def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
         return self.suggest_float(name, low, high, step=q)
 
-    def _suggest(self, method: str, name: str, **arguments: object) -> Any:
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        # the interface of search spaces, as in Optuna's Trial
+        return self._ask("distribution", name, distribution=distribution_to_json(distribution))
+
+    def upload(self, data: bytes) -> None:
+        """Send bytes, such as trained weights, to the ``on_upload`` of the search."""
+        self._channel.put_bytes(f"upload/{self._rank}", data)
+        self.call("upload")
+
+    def _ask(self, method: str, name: str, **arguments: object) -> Any:
         self._params[name] = self.call(method, name=name, **arguments)["value"]
         return self._params[name]
 

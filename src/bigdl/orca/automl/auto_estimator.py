@@ -2,9 +2,9 @@
 
 An :class:`AutoEstimator` has a *builder* (:mod:`bigdl.orca.automl.trial`), which creates a model
 from a configuration.  ``fit`` creates a *job*, which all trials share, and the *records*, in which
-the trials are enqueued.  Waiting trials run on Ray (:mod:`bigdl.orca.automl.ray_search`) or in
-local processes (:func:`bigdl.tuning.run_trials`).  All results are read from the records, so a
-resumed search behaves like an uninterrupted one.
+the trials are enqueued.  Waiting trials run on Ray (:mod:`bigdl.orca.automl.ray_search`), on Spark
+(:func:`bigdl.tuning.optimize`) or in local processes (:func:`bigdl.tuning.run_trials`).  All
+results are read from the records, so a resumed search behaves like an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from bigdl.orca.automl.search import (
     check_any_finished,
     choose_backend,
     run_locally,
+    run_on_spark,
     search_folder,
     shared_resources,
 )
@@ -77,8 +78,10 @@ class AutoEstimator:
     remote_dir : str, optional
         Folder on shared storage for the checkpoints of trials that a scheduler moves or rolls back
         (PBT, HyperBand); needed if Ray runs on several machines.
-    backend : {"ray", "local"}, optional
-        By default Ray if it is connected or can start on an active Spark, else this machine.
+    backend : {"ray", "spark", "local"}, optional
+        Where trials run: on Ray, as tasks of the active Spark (also over Spark Connect), or on this
+        machine. By default Ray if it is connected or can start on an active Spark, else this
+        machine.
     workers_per_trial : int, default 1
         Number of processes that train the model of a trial together, possibly on several nodes.
         More than one needs Ray and a PyTorch or Keras model.  They divide `resources_per_trial`
@@ -123,7 +126,7 @@ class AutoEstimator:
                 code="argument-type",
                 argument="model_builder",
             )
-        check_choice("backend", backend or "local", ("ray", "local"))
+        check_choice("backend", backend or "local", ("ray", "spark", "local"))
         name = name or "auto_estimator"
         if not isinstance(name, str) or Path(name).name != name:
             raise UsageError(
@@ -244,7 +247,7 @@ class AutoEstimator:
             ``(x, y)`` of arrays, each an array or a list of them; a pandas or Spark DataFrame with
             `feature_cols` and `label_cols`; XShards; Parquet files; a torch DataLoader, or
             ``f(config)`` that returns one (for Keras a ``tf.data.Dataset``). Rows are stored once
-            in Ray's object store, or in memory-mapped files that all processes share.
+            in Ray's object store, or in memory-mapped files that all processes of a machine share.
         epochs : int, default 1
             Maximum epochs of a trial.
         validation_data : object, optional
@@ -306,7 +309,8 @@ class AutoEstimator:
             )
         goal = SearchGoal.of(metric, metric_mode, metric_threshold, known=builder.knows)
         strategy = Strategy(search_alg, search_alg_params, scheduler, scheduler_params)
-        on_ray = (self.backend or choose_backend()) == "ray"
+        backend = self.backend or choose_backend()
+        on_ray, on_spark = backend == "ray", backend == "spark"
         workers = len(self._bundles)
         if on_ray:
             from bigdl.orca.automl.ray_search import check_resources, run_on_ray
@@ -314,8 +318,8 @@ class AutoEstimator:
             check_resources(self._bundles)
         elif workers > 1:
             raise UsageError(
-                f"workers_per_trial={workers} needs backend='ray'; a local trial can use several "
-                f"threads, such as resources_per_trial={{'cpu': {workers}}}",
+                f"workers_per_trial={workers} needs backend='ray'; a trial on other backends can "
+                f"use several threads, such as resources_per_trial={{'cpu': {workers}}}",
                 code="unsupported",
                 argument="workers_per_trial",
             )
@@ -332,7 +336,7 @@ class AutoEstimator:
             read = functools.partial(
                 trial_data,
                 columns=(names_of(feature_cols), names_of(label_cols)),
-                on_ray=on_ray,
+                backend=backend,
                 floats=builder.floats,
                 nulls_are_missing=builder.nulls_are_missing,
                 takes_categories=builder.takes_categories,
@@ -359,6 +363,8 @@ class AutoEstimator:
                 records.watch()
                 if records.waiting() and on_ray:
                     run_on_ray(records, job, stage, concurrency, self.remote_dir)
+                elif records.waiting() and on_spark:
+                    run_on_spark(records, job, concurrency)
                 elif records.waiting():
                     run_locally(records, job, concurrency)
 

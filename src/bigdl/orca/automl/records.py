@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.automl.trial import EpochResult, TrialJob
+from bigdl.orca.automl.trial import EpochResult, SearchGoal, TrialJob
 from bigdl.training.progress import ItemLines
 from bigdl.tuning import open_study
 from bigdl.tuning.spaces import SearchSpace, json_value
@@ -73,7 +74,59 @@ def _searches(folder: Path) -> dict[int, Path]:
 # Records -----------------------------------------------------------------------------------------
 
 
-class TrialRecords:
+@dataclass
+class TrialReporting:
+    """What a trial reports to its record, also from another machine.
+
+    Attributes
+    ----------
+    space : SearchSpace
+    goal : SearchGoal
+    seed : int
+    """
+
+    space: SearchSpace
+    goal: SearchGoal
+    seed: int
+
+    def may_stop(self, trial: Trial) -> bool:
+        """Return True if a trial can stop early: it is not a finalist and there is one metric."""
+        return self.goal.is_single and _FINALIST not in trial.user_attrs
+
+    def begin(self, trial: Trial) -> dict[str, Any]:
+        """Return a trial's configuration: fixed values, drawn values and sampler suggestions."""
+        return self.space.resolve(trial, self.seed, trial.user_attrs[_PLAN])
+
+    def report(self, trial: Trial, step: EpochResult) -> None:
+        """Record an epoch of a running trial."""
+        if self.goal.is_single:
+            trial.report(step.metrics[0], step.epoch)
+
+    def set_result(self, trial: Trial, step: EpochResult) -> list[float]:
+        """Record the result of a trial after its last epoch.
+
+        Returns
+        -------
+        list of float
+            Metrics of the best epoch.
+
+        Raises
+        ------
+        UsageError
+            If a metric is NaN.
+        """
+        best = list(step.best)
+        result = {"best": best, "epochs": step.epoch, "seconds": round(step.seconds, 3)}
+        trial.set_user_attr("result", result)
+        for name, value in zip(self.goal.names, best, strict=True):
+            if value != value:
+                raise UsageError(
+                    f"The metric {name} is NaN after every epoch", code="search-failed", metric=name
+                )
+        return best
+
+
+class TrialRecords(TrialReporting):
     """Planned trials of a search, their results and their weights.
 
     Parameters
@@ -105,7 +158,8 @@ class TrialRecords:
     ):
         from bigdl.tuning.storage import open_database
 
-        self.folder, self.space, self.goal, self.seed = folder, space, job.goal, job.seed
+        super().__init__(space, job.goal, job.seed)
+        self.folder = folder
         self.weights_folder = self.folder / "weights"
         self.weights_folder.mkdir(exist_ok=True)
         self._progress: ItemLines | None = None
@@ -183,47 +237,15 @@ class TrialRecords:
                 attributes = {_PLAN: trial.user_attrs[_PLAN], _FINALIST: trial.number}
                 self.study.enqueue_trial(trial.params, user_attrs=attributes)
 
+    def reporting(self) -> TrialReporting:
+        """Return the part of the records that trials on other machines need."""
+        return TrialReporting(self.space, self.goal, self.seed)
+
     def waiting(self) -> int:
         """Return the number of waiting trials."""
         return len(self._trials("WAITING"))
 
-    def may_stop(self, trial: Trial) -> bool:
-        """Return True if a trial can stop early: it is not a finalist and there is one metric."""
-        return self.goal.is_single and _FINALIST not in trial.user_attrs
-
-    def begin(self, trial: Trial) -> dict[str, Any]:
-        """Return a trial's configuration: fixed values, drawn values and sampler suggestions."""
-        return self.space.resolve(trial, self.seed, trial.user_attrs[_PLAN])
-
     # Outcomes of trials -------------------------------------------------------------------------
-
-    def report(self, trial: Trial, step: EpochResult) -> None:
-        """Record an epoch of a running trial."""
-        if self.goal.is_single:
-            trial.report(step.metrics[0], step.epoch)
-
-    def set_result(self, trial: Trial, step: EpochResult) -> list[float]:
-        """Record the result of a trial after its last epoch.
-
-        Returns
-        -------
-        list of float
-            Metrics of the best epoch.
-
-        Raises
-        ------
-        UsageError
-            If a metric is NaN.
-        """
-        best = list(step.best)
-        result = {"best": best, "epochs": step.epoch, "seconds": round(step.seconds, 3)}
-        trial.set_user_attr("result", result)
-        for name, value in zip(self.goal.names, best, strict=True):
-            if value != value:
-                raise UsageError(
-                    f"The metric {name} is NaN after every epoch", code="search-failed", metric=name
-                )
-        return best
 
     def end(self, trial: Trial, step: EpochResult) -> None:
         """Record that a trial has finished or was stopped early."""

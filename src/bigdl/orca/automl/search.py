@@ -1,10 +1,12 @@
-"""Choice of a search's backend and folder, and the loop that runs trials on this machine."""
+"""Choice of a search's backend and folder, and its loops on this machine and on Spark."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +15,17 @@ from typing import TYPE_CHECKING
 from bigdl.common.cpu import thread_scope, usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.common.storage import write_bytes
-from bigdl.orca.automl.records import TrialRecords, latest_search, new_search
+from bigdl.orca.automl.records import TrialRecords, TrialReporting, latest_search, new_search
 from bigdl.orca.automl.trial import EpochResult, TrialJob, TrialRun
 from bigdl.orca.cluster.ray import is_connected
 from bigdl.orca.cluster.spark import active_context
 from bigdl.training.state import isolated_rng
-from bigdl.tuning import run_trials
+from bigdl.tuning import optimize, run_trials
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
+
+    from bigdl.tuning.remote import RemoteTrial
 
 
 def choose_backend() -> str:
@@ -125,10 +129,10 @@ def run_locally(records: TrialRecords, job: TrialJob, concurrency: int | None) -
         if processes == 1:
             stack.enter_context(isolated_rng(job.seed))
             stack.enter_context(thread_scope(max(1, int(cpus))))
-        objective = _TrialObjective(records, job)
+        objective = _TrialObjective(records, functools.partial(_write_weights, records))
         run_trials(
             records.study,
-            objective,
+            functools.partial(objective, job=job),
             count,
             processes=processes,
             catch=(Exception,),
@@ -136,16 +140,50 @@ def run_locally(records: TrialRecords, job: TrialJob, concurrency: int | None) -
         )
 
 
+def run_on_spark(records: TrialRecords, job: TrialJob, concurrency: int | None) -> None:
+    """Run the waiting trials on Spark executors, which share the data of each machine.
+
+    Parameters
+    ----------
+    records, job, concurrency
+        See :func:`run_locally`.
+    """
+
+    def save(number: int, weights: bytes) -> None:
+        write_bytes(str(records.weights_file(number)), weights)
+
+    optimize(
+        records.study,
+        _TrialObjective(records.reporting(), _send_weights),
+        records.waiting(),
+        backend="spark",
+        concurrency=concurrency,
+        cores_per_trial=max(1, math.ceil(job.bundles[0]["cpu"])),
+        catch=(Exception,),
+        callbacks=[lambda study, trial: records.show(trial)],
+        data=job,
+        on_upload=save,
+    )
+
+
+def _write_weights(records: TrialRecords, trial: Trial, weights: bytes) -> None:
+    write_bytes(str(records.weights_file(trial.number)), weights)
+
+
+def _send_weights(trial: RemoteTrial, weights: bytes) -> None:
+    trial.upload(weights)
+
+
 @dataclass
 class _TrialObjective:
     """Optuna objective that trains one configuration and saves its weights and result."""
 
-    records: TrialRecords
-    job: TrialJob
+    records: TrialReporting
+    save: Callable[..., None]
 
-    def __call__(self, trial: Trial) -> list[float]:
+    def __call__(self, trial: Trial, job: TrialJob) -> list[float]:
         try:
-            epoch_result = self._run(trial)
+            epoch_result = self._run(trial, job)
             best = self.records.set_result(trial, epoch_result)
         except Exception:
             trial.set_user_attr("error", traceback.format_exc())
@@ -154,14 +192,14 @@ class _TrialObjective:
             raise require("optuna", "automl").TrialPruned
         return best
 
-    def _run(self, trial: Trial) -> EpochResult:
+    def _run(self, trial: Trial, job: TrialJob) -> EpochResult:
         records = self.records
         config = records.begin(trial)
-        with closing(TrialRun(self.job, config)) as run:
+        with closing(TrialRun(job, config)) as run:
             while True:
                 step = run.step()
                 if step.is_best:
-                    write_bytes(str(records.weights_file(trial.number)), run.model.weights())
+                    self.save(trial, run.model.weights())
                 records.report(trial, step)
                 if step.is_last or (records.may_stop(trial) and trial.should_prune()):
                     return step

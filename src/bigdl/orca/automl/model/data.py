@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from bigdl.runtime.worker import Worker
 
 _BATCH_SIZE = 32
+_PIECE = 8 << 20  # bytes of one message with rows
 _DISTRIBUTED = ("Spark DataFrame", "SparkXShards", "path", *ON_RAY)
 
 
@@ -184,7 +184,7 @@ def trial_data(
     data: Any,
     *,
     columns: tuple[list, list],
-    on_ray: bool,
+    backend: str,
     floats: str | None,
     on_close: Callable[[Any], Any],
     nulls_are_missing: bool = False,
@@ -201,8 +201,9 @@ def trial_data(
         datasets of Ray; a DataLoader, or a function ``f(config)``.
     columns : tuple of (features, labels)
         Names of columns of frames.
-    on_ray : bool
-        Load distributed rows into Ray's object store; otherwise write them to local files.
+    backend : {"ray", "spark", "local"}
+        Ray loads distributed rows into its object store; the others write them to files of this
+        machine, which ``"spark"`` copies to each machine of the search.
     floats : str, optional
         Dtype to which floating-point values are converted, by default unchanged.
     on_close : callable
@@ -226,7 +227,9 @@ def trial_data(
         config: dict[str, Any] = {"dtype": floats} if floats else {}
         config["nulls_are_missing"] = nulls_are_missing
         feed = as_feed(data, *columns, config, name=name)
-        return _on_ray(feed) if on_ray else _on_this_machine(feed, on_close)
+        if backend == "ray":
+            return _on_ray(feed)
+        return _on_this_machine(feed, on_close, from_cluster=backend == "spark")
     if input_type == "DataLoader":  # or a function
         return data
     if input_type != "array":
@@ -341,9 +344,12 @@ def _read(reader, *names: object) -> tuple[TrialRows | None, UsageError | None]:
             return None, error
 
 
-def _on_this_machine(feed, on_close) -> TrialRows:
-    """Write rows to local files with one worker of the local Spark, and memory-map them."""
-    from bigdl.orca.cluster.spark import SparkCluster
+def _on_this_machine(feed, on_close, *, from_cluster: bool) -> TrialRows:
+    """Write rows to local files with one worker of Spark, and memory-map them.
+
+    With `from_cluster`, the worker may be on another machine and sends the rows.
+    """
+    from bigdl.orca.cluster.connect import active_spark
     from bigdl.orca.engines.spark import SparkEngine
 
     if feed.kind in ON_RAY:
@@ -352,11 +358,10 @@ def _on_this_machine(feed, on_close) -> TrialRows:
             code="data-type",
             argument=feed.name,
         )
-    cluster = SparkCluster.from_active()
-    if not cluster.is_local:
+    if not active_spark().is_local and not from_cluster:
         raise UsageError(
             f"{feed.name} is a {feed.kind} on a cluster, but backend='local' searches on this "
-            "machine only; pass backend='ray' with init_ray_on_spark=True",
+            "machine only; pass backend='spark', or backend='ray' with init_ray_on_spark=True",
             code="data-type",
             argument=feed.name,
         )
@@ -365,16 +370,39 @@ def _on_this_machine(feed, on_close) -> TrialRows:
     folder = directory.name
     names = feed.feature_cols, feed.label_cols, feed.name
 
-    def write(worker):
+    def send(worker):
         rows = _rows_of_shard(worker.shard, *names)
         for index, array in enumerate([*rows.features.values(), *rows.targets.values()]):
-            np.save(f"{folder}/{index}.npy", array, allow_pickle=False)
+            doc = {"index": index, "dtype": array.dtype.str, "shape": array.shape}
+            worker.send("array", doc, b"")
+            content = array.reshape(-1).view(np.uint8)
+            for start in range(0, len(content), _PIECE):
+                piece = content[start : start + _PIECE].tobytes()
+                worker.send("piece", {"index": index}, piece)
         return [list(rows.features), list(rows.targets)]
 
-    columns = SparkEngine(cluster).run(write, feed, num_workers=1)[0]
-    file_index = itertools.count()
-    x, y = (
-        {n: np.load(f"{folder}/{next(file_index)}.npy", mmap_mode="r") for n in names}
-        for names in columns
-    )
+    arrays: list[np.ndarray] = []
+    written = 0
+
+    def receive(event, value):
+        nonlocal written
+        if event != "message":
+            return
+        doc, data = value
+        if doc["topic"] == "array":
+            arguments = {"mode": "w+", "dtype": doc["dtype"], "shape": tuple(doc["shape"])}
+            arrays.append(np.lib.format.open_memmap(f"{folder}/{doc['index']}.npy", **arguments))
+            written = 0
+        else:
+            content = arrays[-1].reshape(-1).view(np.uint8)
+            content[written : written + len(data)] = np.frombuffer(data, np.uint8)
+            written += len(data)
+
+    with SparkEngine().open(send, feed, 1) as job:
+        columns = job.attempt(on_event=receive)[0]
+    for array in arrays:
+        array.flush()
+        array.flags.writeable = False
+    remaining = iter(arrays)
+    x, y = ({n: next(remaining) for n in names} for names in columns)
     return TrialRows(x, y)
