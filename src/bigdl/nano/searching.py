@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.searchable import spaces_in
-from bigdl.tuning import SamplerType, create_pruner, create_sampler, open_study, run_trials
+from bigdl.tuning import (
+    SamplerType,
+    create_pruner,
+    create_sampler,
+    open_study,
+    optimize,
+    run_trials,
+)
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -20,7 +27,7 @@ _OF_STUDY = (
     *("sampler", "sampler_kwargs", "pruner", "pruner_kwargs"),
 )
 _OF_OPTUNA = ("timeout", "catch", "gc_after_trial", "show_progress_bar")
-_OF_RUN = ("n_trials", "n_jobs", "tune_callbacks", *_OF_OPTUNA)
+_OF_RUN = ("n_trials", "n_jobs", "tune_callbacks", "backend", *_OF_OPTUNA)
 
 
 def split_arguments(
@@ -180,6 +187,10 @@ class Searcher(abc.ABC):
             resume=bool(resume or options.get("load_if_exists")),
             metric_names=list(directions),
         )
+        backend = options.get("backend")
+        if backend is not None:
+            _optimize(self.study, objective, backend, n_parallels, options)
+            return
         run_trials(
             self.study,
             objective,
@@ -216,6 +227,37 @@ class Searcher(abc.ABC):
         if not any(trial.state.name == "COMPLETE" for trial in trials):
             raise UsageError("No trial has finished, so there is no best one", code="search-failed")
         return study.best_trial
+
+
+def _optimize(
+    study: Study, objective: Any, backend: str, concurrency: int, options: Mapping[str, Any]
+) -> None:
+    """Run the trials on the workers of a cluster.
+
+    Raises
+    ------
+    UsageError
+        If an option is not supported there.
+    """
+    threads, settings = options.get("n_jobs", 1), ("gc_after_trial", "show_progress_bar")
+    unsupported = [name for name in settings if options.get(name)]
+    if threads != 1 or unsupported:
+        raise UsageError(
+            f"{(['n_jobs'] if threads != 1 else unsupported)[0]} is not supported with "
+            f"backend={backend!r}; pass n_parallels for concurrent trials",
+            code="argument-conflict",
+            argument="backend",
+        )
+    optimize(
+        study,
+        objective,
+        options.get("n_trials"),
+        backend=backend,
+        concurrency=concurrency if concurrency > 1 else None,
+        timeout=options.get("timeout"),
+        catch=options.get("catch", ()),
+        callbacks=options.get("tune_callbacks") or (),
+    )
 
 
 def _grid(spaces: Mapping[str, Any], user_grid: object) -> dict[str, list[Any]]:

@@ -124,7 +124,8 @@ class HPOSearcher(Searcher):
         self, options: Mapping[str, Any], metrics: list[str], mode: str, n_parallels: int
     ) -> None:
         check_choice("mode", mode, ("best", "last"))
-        if n_parallels != 1 and options.get("storage") is None:
+        is_shared = options.get("storage") is not None or options.get("backend") is not None
+        if n_parallels != 1 and not is_shared:
             raise UsageError(
                 "parallel search is not supported when in-mem storage is used (n_parallels must be "
                 "1); give a storage such as 'sqlite:///search.db'",

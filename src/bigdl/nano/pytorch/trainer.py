@@ -365,7 +365,9 @@ class Trainer(pl.Trainer):
             ``pruner_kwargs``.
 
             Arguments of the run: ``n_trials``, ``timeout`` (seconds), ``n_jobs`` (threads),
-            ``catch``, ``tune_callbacks``, ``gc_after_trial``, ``show_progress_bar``.
+            ``catch``, ``tune_callbacks``, ``gc_after_trial``, ``show_progress_bar``; ``backend``,
+            which runs trials on ``"spark"`` or ``"ray"``, `n_parallels` at the same time, or as
+            many as the cluster can if that is 1.
 
         Returns
         -------

@@ -108,7 +108,9 @@ class Searchable(_ModelProxy, Searcher):
             ``study_name``, ``load_if_exists``, ``direction``, ``sampler`` and ``pruner`` (a name
             from :mod:`bigdl.nano.automl.hpo.backend` or an Optuna object), ``sampler_kwargs``,
             ``pruner_kwargs``. Arguments of its run: ``n_trials``, ``timeout`` (seconds), ``n_jobs``
-            (threads), ``catch``, ``tune_callbacks``, ``gc_after_trial``, ``show_progress_bar``.
+            (threads), ``catch``, ``tune_callbacks``, ``gc_after_trial``, ``show_progress_bar``;
+            ``backend``, which runs trials on ``"spark"`` or ``"ray"``, `n_parallels` at the same
+            time, or as many as the cluster can if that is 1.
 
         Raises
         ------
@@ -138,7 +140,8 @@ class Searchable(_ModelProxy, Searcher):
         of_fit = inspect.signature(models.Model.fit).parameters
         options, fit = split_arguments(kwargs, of_fit.keys() - {"self"})
         target = Target.of(target_metric, target_metric_mode, options, self._compiled_with, fit)
-        if n_parallels > 1 and options.get("storage") is None:
+        is_shared = options.get("storage") is not None or options.get("backend") is not None
+        if n_parallels > 1 and not is_shared:
             options["n_jobs"], n_parallels = n_parallels, 1
         subject = self._subject(fit)
         directions = {target.name: target.direction}
