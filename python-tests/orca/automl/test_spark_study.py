@@ -3,11 +3,11 @@
 import collections
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import optuna
 import pytest
-
 from small_searches import fit, rows, search
 
 from bigdl.common.errors import UsageError
@@ -78,16 +78,17 @@ def test_a_trial_can_have_all_cores(orca_spark):
 
 def test_trials_of_a_machine_share_the_data(orca_spark):
     def mapped(trial, data):
-        trial.set_user_attr(
-            "file", next(line for line in open("/proc/self/maps") if "data-" in line)
-        )
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        trial.set_user_attr("file", next(line.split()[-1] for line in maps if "data-" in line))
+        with pytest.raises(ValueError, match="read-only"):
+            data["x"][0] = 5
         time.sleep(0.2)
         return float(data["x"].sum() + data["y"][0])
 
     found, data = study(), {"x": np.ones(200_000), "y": [1.5]}
     SparkStudy(found).optimize(mapped, n_trials=4, data=data)
     assert {t.value for t in found.trials} == {200_001.5}
-    files = {t.user_attrs["file"].split()[-1] for t in found.trials}
+    files = {t.user_attrs["file"] for t in found.trials}
     assert len(files) == 1  # of both processes
     assert not os.path.exists(files.pop())
 

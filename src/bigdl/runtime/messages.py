@@ -100,14 +100,14 @@ def encoded(value: object, what: str) -> PickledMessage:
         ) from error
 
 
-def decode(message: PickledMessage) -> Any:
-    """Unpickle a message; its arrays are writable and share the message's memory."""
+def decode(message: PickledMessage, *, writable: bool = True) -> Any:
+    """Unpickle a message; its arrays share the message's memory, and are writable by default."""
     offsets = _part_offsets(message.sizes)
     content: Any = message.content
     if message.memory is not None:
         # Private: a message may be decoded by several processes.
         content = map_private(message.memory, offsets[-1])
-    view = memoryview(content)
+    view = memoryview(content) if writable else memoryview(content).toreadonly()
     pickled, *arrays = [
         view[start : start + size] for size, start in zip(message.sizes, offsets, strict=False)
     ]

@@ -43,7 +43,7 @@ class SharedReference:
 
     @contextmanager
     def open(self, channel: AttemptChannel) -> Iterator[Any]:
-        """Context manager that yields the object; its arrays are shared until they are changed."""
+        """Context manager that yields the object; its arrays are read-only."""
         name = f"data-{self.token[:-8]}.{self.token[-8:]}"  # a name of temporary folders
         folder = SharedFolder(os.path.join(private_root(), name))
         path = os.path.join(folder.path, "data")
@@ -54,7 +54,8 @@ class SharedReference:
                     os.replace(f"{path}.new", path)
             descriptor = os.open(path, os.O_RDONLY)
             try:
-                value = decode(PickledMessage(list(self.sizes), bytearray(), descriptor))
+                message = PickledMessage(list(self.sizes), bytearray(), descriptor)
+                value = decode(message, writable=False)
             finally:
                 os.close(descriptor)
             yield value

@@ -90,7 +90,8 @@ def optimize(
         They may call ``study.stop()``.
     data : object, optional
         Second argument of the objective, such as a tuple or dict of arrays or a pandas frame. It is
-        copied to each machine once, where the trials map its arrays into memory.
+        copied to each machine once, where the trials map its arrays into memory; they are
+        read-only.
     engine : bigdl.runtime.engine.Engine, optional
         Engine to run on instead of the one of `backend`, for example one with a fixed port.
     on_upload : callable, optional
