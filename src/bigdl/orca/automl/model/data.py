@@ -401,7 +401,6 @@ def _on_this_machine(feed, on_close, *, from_cluster: bool) -> TrialRows:
     with SparkEngine().open(send, feed, 1) as job:
         columns = job.attempt(on_event=receive)[0]
     for array in arrays:
-        array.flush()
         array.flags.writeable = False
     remaining = iter(arrays)
     x, y = ({n: next(remaining) for n in names} for names in columns)
