@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError, WorkerLost, require
+from bigdl.common.timeouts import SEARCH_END_S
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -175,10 +177,16 @@ def _run(
         for each in serves:
             each(channel)
 
+    done_at = math.inf
+
     def poll(event: str, value: object) -> None:
+        nonlocal done_at
         server.beat()
-        is_late = deadline is not None and time.monotonic() > deadline
-        if is_late or server.error is not None:
+        now = time.monotonic()
+        done_at = min(done_at, now) if server.is_done else math.inf
+        is_late = deadline is not None and now > deadline
+        # after the last trial, tasks may still wait for a slot
+        if is_late or server.error is not None or now > done_at + SEARCH_END_S:
             raise _SearchEnded
 
     fruitless = 0

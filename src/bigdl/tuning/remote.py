@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import functools
 import json
 import logging
 import math
@@ -66,6 +67,9 @@ class _RunningTrial:
     snapshot: Any = None
 
 
+_Key = tuple[int, int]  # number of the attempt, and rank of the worker
+
+
 class TrialServer:
     """Server of a study's trials, which workers pull over the channel.
 
@@ -102,8 +106,9 @@ class TrialServer:
         self._study, self._catch, self._callbacks = study, catch, callbacks
         self._on_upload = on_upload
         self._remaining = math.inf if n_trials is None else n_trials
-        self._running: dict[int, _RunningTrial] = {}  # by rank
-        self._seen: set[int] = set()
+        self._running: dict[_Key, _RunningTrial] = {}
+        self._seen: set[_Key] = set()
+        self._attempt = 0
         self._thread = ThreadPoolExecutor(1, "bigdl-search")
         self._beaten = time.monotonic()
         self._is_closed = False
@@ -127,9 +132,12 @@ class TrialServer:
         return len(self._running)
 
     def serve(self, channel: AttemptChannel) -> None:
-        """Answer the workers of an attempt."""
-        self._channel, self._seen = channel, set()
-        channel.answer_calls(_CALLS, self._answer, self._thread)
+        """Answer the workers of an attempt, when those of the previous one have ended."""
+        self._thread.submit(self._lose_all).result()
+        self._attempt += 1
+        self._channel = channel
+        answer = functools.partial(self._answer, self._attempt)
+        channel.answer_calls(_CALLS, answer, self._thread)
 
     def beat(self) -> None:
         """Record a heartbeat of the running trials if the storage uses them."""
@@ -149,11 +157,12 @@ class TrialServer:
 
     # In the thread ------------------------------------------------------------------------------
 
-    def _answer(self, request: dict[str, Any]) -> Any:
+    def _answer(self, attempt: int, request: dict[str, Any]) -> Any:
+        key = attempt, request["rank"]
         try:
             if request["call"] == "next":
-                return self._next(request["rank"], request["outcome"])
-            running = self._running.get(request["rank"])
+                return self._next(key, request["outcome"])
+            running = self._running.get(key)
             if running is None or running.trial.number != request["trial"]:
                 return {"error": ["RuntimeError", "The search has given up this trial"]}
             with self._in_optimization(running):
@@ -182,12 +191,12 @@ class TrialServer:
             return getattr(self._study, arguments["attribute"])
         raise ValueError(f"Unknown call of a trial: {name}")
 
-    def _next(self, rank: int, outcome: dict[str, Any] | None) -> dict[str, Any]:
+    def _next(self, key: _Key, outcome: dict[str, Any] | None) -> dict[str, Any]:
         """Record the result of a worker's trial, and return its next trial."""
-        if rank not in self._seen:
-            self._seen.add(rank)
-            self._channel.when(f"gone/{rank}", lambda: self._note_loss(rank))
-        running = self._running.pop(rank, None)
+        if key not in self._seen:
+            self._seen.add(key)
+            self._channel.when(f"gone/{key[1]}", lambda: self._note_loss(key))
+        running = self._running.pop(key, None)
         try:
             if running is not None and outcome is not None:
                 self._finish(running, outcome)
@@ -200,7 +209,7 @@ class TrialServer:
         except Exception as error:  # of a callback, a sampler or the storage
             self.error = self.error or error
             return {"trial": None}
-        self._running[rank] = _RunningTrial(trial, self._study._thread_local.cached_all_trials)
+        self._running[key] = _RunningTrial(trial, self._study._thread_local.cached_all_trials)
         self._study._thread_local.cached_all_trials = None
         return {
             "trial": trial.number,
@@ -240,13 +249,17 @@ class TrialServer:
             cause = failure["message"] if failure else "its result is not a valid value"
             logger.warning("Trial %d failed with parameters %s: %s", number, params, cause)
 
-    def _note_loss(self, rank: int) -> None:
+    def _note_loss(self, key: _Key) -> None:
         with self._suppressed_errors():  # the thread may have ended
-            self._thread.submit(self._lose, rank)
+            self._thread.submit(self._lose, key)
 
-    def _lose(self, rank: int) -> None:
+    def _lose_all(self) -> None:
+        for key in list(self._running):
+            self._lose(key)
+
+    def _lose(self, key: _Key) -> None:
         """Mark the trial of a lost worker as failed, and repeat it once."""
-        running = self._running.pop(rank, None)
+        running = self._running.get(key)
         if running is None:
             return
         try:
@@ -260,11 +273,13 @@ class TrialServer:
                 logger.warning("The worker of trial %d was lost; %s", record.number, rest)
         except Exception as error:
             self.error = self.error or error
+        finally:  # at last: until then the search is not done
+            self._running.pop(key, None)
 
     def _fail_running(self) -> None:
-        for rank in list(self._running):
+        for key in list(self._running):
             with self._suppressed_errors(), self._in_optimization():
-                self._study.tell(self._running.pop(rank).trial, state=TrialState.FAIL)
+                self._study.tell(self._running.pop(key).trial, state=TrialState.FAIL)
         self._study._storage.remove_session()
 
     def _record_heartbeats(self) -> None:
