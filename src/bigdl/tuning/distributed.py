@@ -153,7 +153,9 @@ def optimize(
             serves, reference = [server.serve, shared.serve], shared.reference
         program = TrialProgram(objective, reference)
         job = engine.open_independent(program, workers, threads=cores_per_trial)
-        _run(stack.enter_context(job), server, serves, deadline)
+        stack.enter_context(job)
+        stack.callback(server.stop)  # before the channel closes
+        _run(job, server, serves, deadline)
     if server.error is not None:
         raise server.error
 

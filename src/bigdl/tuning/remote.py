@@ -148,9 +148,13 @@ class TrialServer:
         if getattr(storage, "get_heartbeat_interval", lambda: None)() is not None:
             self._thread.submit(self._record_heartbeats)
 
+    def stop(self) -> None:
+        """Start and repeat no more trials."""
+        self._is_closed = True
+
     def close(self) -> None:
         """Mark the running trials as failed, and release the thread."""
-        self._is_closed = True
+        self.stop()
         with self._suppressed_errors():
             self._thread.submit(self._fail_running).result()
         self._thread.shutdown(wait=False, cancel_futures=True)
