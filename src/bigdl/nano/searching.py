@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
@@ -20,7 +20,7 @@ from bigdl.tuning import (
 
 if TYPE_CHECKING:
     from optuna.study import Study
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, Trial
 
 _OF_STUDY = (
     *("storage", "study_name", "load_if_exists", "direction", "directions"),
@@ -230,7 +230,11 @@ class Searcher(abc.ABC):
 
 
 def _optimize(
-    study: Study, objective: Any, backend: str, concurrency: int, options: Mapping[str, Any]
+    study: Study,
+    objective: Callable[[Trial], Any],
+    backend: str,
+    concurrency: int,
+    options: Mapping[str, Any],
 ) -> None:
     """Run the trials on the workers of a cluster.
 

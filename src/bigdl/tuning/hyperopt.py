@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 from bigdl.common.errors import UsageError
 
@@ -68,6 +68,15 @@ _SMALLEST = 2.0**-53  # bounds of probabilities, whose quantiles are finite
 _NORMAL = NormalDist()
 
 
+class _Node(Protocol):
+    """A node of hyperopt's graphs; a literal also has ``obj``."""
+
+    name: str
+    pos_args: list[Any]
+    named_args: list[Any]
+    obj: Any
+
+
 @dataclass(frozen=True)
 class _Distribution:
     """A labelled distribution of hyperopt.
@@ -88,7 +97,7 @@ class _Distribution:
     def _is_log(self) -> bool:
         return "log" in self.name
 
-    def suggest(self, trial: BaseTrial) -> Any:
+    def suggest(self, trial: BaseTrial) -> object:
         """Suggest the parameter of this distribution."""
         get, label = self.arguments.get, self.label
         if self.name == "randint":
@@ -104,14 +113,14 @@ class _Distribution:
             return trial.suggest_float(label, math.exp(low), math.exp(high), log=True)
         return trial.suggest_float(label, low, high)
 
-    def value(self, parameter: Any) -> Any:
+    def value(self, parameter: object) -> object:
         """Return the value in hyperopt for a parameter of a trial."""
         if self.name in ("randint", "choice"):
             return parameter
         if self.name == "categorical":
             totals = list(accumulate(self.arguments["p"]))
             return min(bisect_right(totals, parameter), len(totals) - 1)
-        value = float(parameter)
+        value = float(cast("float", parameter))
         if "normal" in self.name:
             quantile = _NORMAL.inv_cdf(value)
             value = self.arguments["mu"] + self.arguments["sigma"] * quantile
@@ -121,13 +130,14 @@ class _Distribution:
             value = round(value / q) * q
         return int(value) if self.name == "uniformint" else value
 
-    def parameter(self, value: Any) -> Any:
+    def parameter(self, value: object) -> object:
         """Return a parameter of a trial for a value in hyperopt."""
         if self.name in ("randint", "choice"):
-            return int(value)
+            return int(cast("int", value))
         if self.name == "categorical":
-            return sum(self.arguments["p"][: int(value)]) + self.arguments["p"][int(value)] / 2
-        value = float(value)
+            index = int(cast("int", value))
+            return sum(self.arguments["p"][:index]) + self.arguments["p"][index] / 2
+        value = float(cast("float", value))
         if "normal" in self.name:
             value = math.log(max(value, _SMALLEST)) if self._is_log else value
             normal = NormalDist(self.arguments["mu"], self.arguments["sigma"])
@@ -152,14 +162,14 @@ class HyperoptSpace:
         Names of the parameters.
     """
 
-    def __init__(self, space: Any):
+    def __init__(self, space: object):
         self._space = space
         self._distributions: dict[str, _Distribution] = {}
         self._nodes: dict[str, Any] = {}
         self._read(space)
         self.labels = list(self._distributions)
 
-    def suggest(self, trial: BaseTrial) -> Any:
+    def suggest(self, trial: BaseTrial) -> object:
         """Draw the space for a trial, as ``fmin`` passes it to its function.
 
         Parameters
@@ -173,7 +183,7 @@ class HyperoptSpace:
         """
         return self._evaluated(self._space, lambda each: each.value(each.suggest(trial)))
 
-    def values(self, params: Mapping[str, Any]) -> Any:
+    def values(self, params: Mapping[str, Any]) -> object:
         """Return the space for the parameters of a trial, such as ``study.best_params``.
 
         It replaces ``hyperopt.space_eval``.
@@ -184,7 +194,7 @@ class HyperoptSpace:
             If a parameter is missing.
         """
 
-        def value(each: _Distribution) -> Any:
+        def value(each: _Distribution) -> object:
             if each.label not in params:
                 raise UsageError(
                     f"The parameters {sorted(params)} lack {each.label!r} of the space; pass the "
@@ -222,7 +232,7 @@ class HyperoptSpace:
 
     # Graphs -------------------------------------------------------------------------------------
 
-    def _read(self, node: Any) -> None:
+    def _read(self, node: object) -> None:
         """Register the distributions below a node, and check that all nodes are known."""
         if isinstance(node, Mapping):
             node = list(node.values())
@@ -249,14 +259,14 @@ class HyperoptSpace:
             )
         self._read(_inputs(node))
 
-    def _read_parameter(self, node: Any, options: Sequence[Any] | None = None) -> None:
+    def _read_parameter(self, node: object, options: Sequence[Any] | None = None) -> None:
         if not _is_node(node) or node.name != _PARAMETER:
             raise UsageError(
                 "The space has a switch whose index is not labelled; use hp.choice or hp.pchoice",
                 code="search-space",
                 node="switch",
             )
-        label, drawn = _literal(node.pos_args[0]), node.pos_args[1]
+        label, drawn = str(_literal(node.pos_args[0])), node.pos_args[1]
         known = self._nodes.setdefault(label, node)
         if known is not node:
             raise UsageError(
@@ -266,7 +276,7 @@ class HyperoptSpace:
             )
         self._distributions[label] = _distribution_of(label, drawn, options)
 
-    def _evaluated(self, node: Any, draw: Callable[[_Distribution], Any]) -> Any:
+    def _evaluated(self, node: object, draw: Callable[[_Distribution], object]) -> object:
         if isinstance(node, Mapping):
             return {key: self._evaluated(each, draw) for key, each in node.items()}
         if isinstance(node, list | tuple):
@@ -276,10 +286,10 @@ class HyperoptSpace:
         if _is_literal(node):
             return node.obj
         if node.name == _PARAMETER:
-            return draw(self._distributions[_literal(node.pos_args[0])])
+            return draw(self._distributions[str(_literal(node.pos_args[0]))])
         if node.name == "switch":
             index, *options = node.pos_args
-            return self._evaluated(options[int(self._evaluated(index, draw))], draw)
+            return self._evaluated(options[int(cast("int", self._evaluated(index, draw)))], draw)
         values = [self._evaluated(each, draw) for each in node.pos_args]
         named = {name: self._evaluated(each, draw) for name, each in node.named_args}
         return _OPERATIONS[node.name](*values, **named)
@@ -318,19 +328,19 @@ def from_hyperopt(space: object) -> HyperoptSpace:
     return HyperoptSpace(space)
 
 
-def _is_node(value: object) -> bool:
+def _is_node(value: object) -> TypeGuard[_Node]:
     return all(hasattr(value, name) for name in ("name", "pos_args", "named_args"))
 
 
-def _is_literal(node: Any) -> bool:
+def _is_literal(node: _Node) -> bool:
     return node.name == "literal" and hasattr(node, "obj")
 
 
-def _inputs(node: Any) -> list[Any]:
+def _inputs(node: _Node) -> list[Any]:
     return [*node.pos_args, *(each for _, each in node.named_args)]
 
 
-def _literal(node: Any) -> Any:
+def _literal(node: object) -> object:
     """Return the constant of a node, or a list of them."""
     if not _is_node(node):
         return node
@@ -345,8 +355,8 @@ def _literal(node: Any) -> Any:
     )
 
 
-def _distribution_of(label: str, node: Any, options: Sequence[Any] | None) -> _Distribution:
-    name: str | Literal["choice"] = node.name.removesuffix("_via_categorical")
+def _distribution_of(label: str, node: _Node, options: Sequence[Any] | None) -> _Distribution:
+    name = node.name.removesuffix("_via_categorical")
     if name not in _ARGUMENTS:
         raise UsageError(
             f"The distribution {node.name!r} of the label {label!r} is not supported",
@@ -354,7 +364,9 @@ def _distribution_of(label: str, node: Any, options: Sequence[Any] | None) -> _D
             node=label,
         )
     names = _ARGUMENTS[name]
-    arguments = dict(zip(names, (_literal(each) for each in node.pos_args), strict=False))
+    arguments: dict[str, Any] = dict(
+        zip(names, (_literal(each) for each in node.pos_args), strict=False)
+    )
     arguments |= {key: _literal(each) for key, each in node.named_args if key in names}
     if name == "randint":
         if arguments.get("high") is None:

@@ -161,7 +161,7 @@ class TrialServer:
 
     # In the thread ------------------------------------------------------------------------------
 
-    def _answer(self, attempt: int, request: dict[str, Any]) -> Any:
+    def _answer(self, attempt: int, request: dict[str, Any]) -> dict[str, Any]:
         key = attempt, request["rank"]
         try:
             if request["call"] == "next":
@@ -177,7 +177,7 @@ class TrialServer:
 
     def _call(
         self, running: _RunningTrial, call: str, rank: int, arguments: dict[str, Any], **_: object
-    ) -> Any:
+    ) -> object:
         trial, name = running.trial, call
         if name in _METHODS:
             return getattr(trial, name)(**arguments)
@@ -188,9 +188,12 @@ class TrialServer:
             return trial._suggest(arguments["name"], distribution)
         if name == "upload":
             data = self._channel.take_bytes(f"upload/{rank}")
-            return self._on_upload and self._on_upload(trial.number, data)
+            if self._on_upload is not None:
+                self._on_upload(trial.number, data)
+            return None
         if name == "stop":
-            return self._study.stop()
+            self._study.stop()
+            return None
         if name == "study":
             return getattr(self._study, arguments["attribute"])
         raise ValueError(f"Unknown call of a trial: {name}")
@@ -478,7 +481,7 @@ class RemoteTrial(BaseTrial):
     def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
         return self.suggest_float(name, low, high, step=q)
 
-    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+    def _suggest(self, name: str, distribution: BaseDistribution) -> object:
         # the interface of search spaces, as in Optuna's Trial
         return self._ask("distribution", name, distribution=distribution_to_json(distribution))
 
