@@ -76,7 +76,7 @@ def _searches(folder: Path) -> dict[int, Path]:
 
 @dataclass
 class TrialReporting:
-    """What a trial reports to its record, also from another machine.
+    """Reports of a trial to its record, also from another machine.
 
     Attributes
     ----------
