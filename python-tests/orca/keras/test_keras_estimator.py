@@ -356,6 +356,22 @@ def test_the_rows_of_an_orca_dataset(orca_spark, rows):
     assert sum(len(shard["prediction"][0]) for shard in predicted) == ROWS
 
 
+def test_a_pass_that_goes_on_in_another_order_is_warned_about(rows, tmp_path, caplog):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.table({"x": list(rows["x"]), "y": rows["y"]}), path)
+    est = estimator(backend="local", workers_per_node=1)
+    options = {"epochs": 1, "batch_size": BATCH, "steps_per_epoch": 3}
+    est.fit({"x": rows["x"], "y": rows["y"]}, **options)
+    est.fit(path, **options, **COLUMNS)  # the saved state has no order of a table
+    assert "may repeat or miss rows" in caplog.text
+    caplog.clear()
+    est.fit(path, **options, **COLUMNS)
+    assert "may repeat or miss rows" not in caplog.text
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 

@@ -899,6 +899,7 @@ class WorkerCheckpointer(Checkpointer):
         self._worker, self._sync = context.worker, context.sync
         self._settings, self._state = context.settings, context.state
         self._hooks, self._step, self._writer = hooks, step, writer
+        self._warn = context.warn
         self._directory: CheckpointDirectory | None = None  # None sends the snapshots to the driver
         self.keeps_end = context.settings.run_url is not None
         self._checkpoint: str | None = None  # name of the newest checkpoint, on rank 0
@@ -943,8 +944,20 @@ class WorkerCheckpointer(Checkpointer):
             order = resumed_order(state.layout.order, saved_order)
             state.layout = replace(state.layout, order=order)
             cast("TableRows", step.source).use_order(order)
+        elif state.layout.order and not saved_order and state.position.global_step:
+            self._warn_of_pass()
         if state.position.batch and not state.position.partial:
             self._restore_epoch(snapshot)
+
+    def _warn_of_pass(self) -> None:
+        """Log a warning if a pass over the data goes on in another order, with Keras only."""
+        if getattr(self._settings, "steps_per_epoch", None):
+            self._warn(
+                "The checkpoint has no order of the table's rows, since an earlier version or a "
+                "fit on other data wrote it. With steps_per_epoch, the current pass over the data "
+                "may repeat or miss rows; later passes read each row once",
+                "order",
+            )
 
     def _restore_epoch(self, snapshot: Checkpoint) -> None:
         """Resume within an epoch, from its next batch or with only its remaining rows."""
