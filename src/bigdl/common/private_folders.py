@@ -434,7 +434,7 @@ def _remove(owner: int, path: str, descriptor: int) -> None:
 
 
 def _is_root(path: str) -> bool:
-    """Return True if a path has the name of a root that :func:`private_root` creates."""
+    """Return True if a path is named like a folder that :func:`private_root` creates."""
     name = rf"bigdl-{user_id()}(-[a-z0-9_]{{8}})?"
     return re.fullmatch(name, os.path.basename(path)) is not None
 

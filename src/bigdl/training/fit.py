@@ -603,7 +603,7 @@ class Hooks(ABC):
 
     @abstractmethod
     def load(self, files: dict[str, bytes]) -> None:
-        """Load the files that :meth:`files` of any backend returned, or only the model's file."""
+        """Restore what :meth:`files` returned on any backend, or the model's file alone."""
 
 
 class TrainingStep(ABC):

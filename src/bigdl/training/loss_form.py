@@ -637,7 +637,7 @@ class LossWeights:
         return self.divisor_of(loss, rows) if self.reduction == DIVISOR else float(rows)
 
     def divisor_of(self, loss: Any, rows: int) -> float:
-        """Return the divisor of the loss of part of a batch; estimate it if it is not known."""
+        """Return the divisor of the loss for part of a batch; estimate it if it is unknown."""
         form = read_form(loss)
         if form is None or not math.isfinite(form.divisor):
             return self._last * rows

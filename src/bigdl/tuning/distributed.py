@@ -242,7 +242,7 @@ class SparkStudy:
         callbacks: Iterable[Callable[[Study, FrozenTrial], None]] = (),
         data: object = None,
     ) -> None:
-        """Run trials on the active Spark.
+        """Run the study's trials on the active Spark session.
 
         Parameters
         ----------

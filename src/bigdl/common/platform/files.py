@@ -431,5 +431,5 @@ def link(source: str | Path, target: str | Path) -> None:
 
 
 def shell(program: str) -> Sequence[str] | None:
-    """Return the command that runs a program of the POSIX shell; None if there is no shell."""
+    """Return the command line that runs a POSIX shell script, or None if there is no shell."""
     return ["/bin/sh", "-c", program] if sys.platform != "win32" else None

@@ -146,7 +146,7 @@ class LakeTable:
         return self.version or self.url
 
     def columns(self, names: Sequence[str]) -> TableColumns:
-        """Return the column selection for some column names, for file readers."""
+        """Return the selection of the named columns, in the form that file readers take."""
         fields = tuple(self.schema.field(name) for name in names)
         return TableColumns(self.url, fields, self.is_by_id, self.evolves)
 

@@ -145,7 +145,7 @@ def _with_steps(network, keywords: Mapping[str, Any]):
 
 
 def _by_input(value: object, network: ov.Model, parse: Callable[[Any], Any]) -> dict[int, Any]:
-    """Parse a conversion keyword into one value per input: by name, or for all float inputs."""
+    """Parse a conversion option, given by input name or for all float inputs, for each input."""
     if isinstance(value, str) and any(bracket in value for bracket in "[("):
         value = named_values(value)
         value = value.get("", value)

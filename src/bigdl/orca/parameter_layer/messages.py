@@ -192,7 +192,7 @@ class ReceivedMessage:
         self.parts = [memoryview(head), large.data, memoryview(tail)]
 
     def opened(self) -> Any:
-        """Return the document, whose arrays are views of the three buffers."""
+        """Return the decoded document; its arrays are views of the received buffers."""
         head, large, _ = self.parts
         if not len(head):
             return unpack(large)

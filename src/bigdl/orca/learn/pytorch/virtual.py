@@ -155,7 +155,7 @@ class ShardBuffers(RunningState):
         yield  # the next micro-batch sets its shard's buffers
 
     def _merge(self) -> list[torch.Tensor]:
-        """Return buffers merged over all shards: row-weighted means, or maxima of integers."""
+        """Merge buffers over all shards: the row-weighted mean, or the maximum of integers."""
         sync, merged = self._sync, list(self._merged)
         if not merged:
             return merged
