@@ -29,7 +29,7 @@ def batches_of_one_length():
         ({"loss": "MSE"}, "valid torch loss name"),
         ({"loss": torch.nn.MSELoss}, "valid torch loss name, an instance"),
         ({"model_creator": torch.nn.Linear(1, 1)}, "model_creator must be a function"),
-        ({"backend": "spark"}, "backend should be one of 'ray', 'local'"),
+        ({"backend": "dask"}, "backend should be one of 'ray', 'spark', 'local'"),
         ({"name": "a/b"}, "name must be the name of a folder"),
         ({"resources_per_trial": {"cpu": "two"}}, "resources_per_trial must be a dict"),
         ({"resources_per_trial": 2}, "resources_per_trial must be a dict"),

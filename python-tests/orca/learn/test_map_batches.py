@@ -168,7 +168,7 @@ def files(orca_spark, tmp_path_factory):
 @pytest.mark.slow_cases("keep0-True")
 @pytest.mark.parametrize(
     ("keep", "is_read_in_tasks"),
-    [(["id", "vector", "day"], True), (["data", "id"], True), ("a.b", False), ("amount", False)],
+    [(["id", "vector", "day"], True), (["data", "id"], True), ("a.b", False), ("amount", True)],
 )
 def test_columns_of_files_are_those_of_spark(
     orca_spark, files, monkeypatch, keep, is_read_in_tasks
@@ -187,7 +187,7 @@ def test_columns_of_files_are_those_of_spark(
     assert ["FileScan parquet" in plan for plan in plans] == [not is_read_in_tasks, True]
     assert ours.rdd.glom().collect() == theirs.rdd.glom().collect()
     assert ours.count() == 60
-    assert "FileScan parquet" in done(read.where("id > 3"))._jdf.queryExecution().toString()
+    assert "FileScan parquet" in done(read.where("id % 2 = 0"))._jdf.queryExecution().toString()
 
 
 def test_a_column_of_files_may_have_two_names(orca_spark, files):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from bigdl.common.platform.files import read_part
 from bigdl.common.private_folders import SharedFolder, private_root
 from bigdl.runtime.channel import CHUNK, AttemptChannel
 from bigdl.runtime.messages import PickledMessage, decode, encoded
@@ -101,4 +102,4 @@ class SharedObject:
         start = int(request)
         if self._message.memory is None:
             return bytes(self._message.content[start : start + CHUNK])
-        return os.pread(self._message.memory, CHUNK, start)
+        return read_part(self._message.memory, CHUNK, start)

@@ -160,6 +160,13 @@ class HyperoptSpace:
     ----------
     labels : list of str
         Names of the parameters.
+
+    Examples
+    --------
+    >>> from bigdl.tuning import from_hyperopt
+    >>> space = from_hyperopt({"epochs": 3})  # without nodes such as hp.uniform("lr", 0, 1)
+    >>> space.labels, space.suggest(None)
+    ([], {'epochs': 3})
     """
 
     def __init__(self, space: object):

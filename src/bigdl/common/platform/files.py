@@ -225,17 +225,21 @@ def write_at(file: int, content: memoryview, offset: int) -> int:
         return os.write(file, content)
 
 
+def read_part(file: int, size: int, offset: int) -> bytes:
+    """Read at most `size` bytes of an open file from an offset; threads may call this at once."""
+    if sys.platform != "win32":
+        return os.pread(file, size, offset)
+    with _position_lock:
+        os.lseek(file, offset, os.SEEK_SET)
+        return os.read(file, size)
+
+
 def read_whole(file: int) -> bytes:
     """Read an open file from its first byte, also if its path was removed."""
     parts: list[bytes] = []
     offset = 0
     while True:
-        if sys.platform != "win32":
-            part = os.pread(file, _COPY_BYTES, offset)
-        else:
-            with _position_lock:
-                os.lseek(file, offset, os.SEEK_SET)
-                part = os.read(file, _COPY_BYTES)
+        part = read_part(file, _COPY_BYTES, offset)
         if not part:
             return b"".join(parts)
         parts.append(part)
