@@ -106,15 +106,17 @@ def test_ordinary_tasks_train_as_those_of_a_barrier_also_after_a_loss(
 
 def test_a_second_run_waits_for_the_first():
     channel = Channel("127.0.0.1")
-    channel.attempt(1)
+    driver = channel.attempt(1)
     first, second = channel.address.connect(1), channel.address.connect(1)
     first.set_on_disconnect("gone/0")
     first.set("left/0", "")
     assert await_first(second, 0) == "copy"
+    assert driver.count("failed") == 0
     lost = channel.address.connect(1)
     lost.set_on_disconnect("gone/1")
     lost.store.close()
     assert await_first(second, 1) == "void"
+    assert driver.count("failed") == 1
     channel.close()
 
 

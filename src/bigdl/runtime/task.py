@@ -300,14 +300,12 @@ def execute(
         if spec.is_independent:  # each run of the task is another worker
             *earlier, task_index = range(task_index, entries * spec.world_size, spec.world_size)
             channel.set_on_disconnect(f"gone/{task_index}")
-            outcome = await_first(channel, *earlier) if earlier else "void"
+            outcome = _await_earlier(channel, earlier) if earlier else "void"
             if outcome == "copy" or channel.has("abort"):
                 return task_index, outcome, "The task has ended already"
         else:
             if entries > 1:
                 outcome = await_first(channel, task_index)
-                if outcome == "void":
-                    channel.count("failed", 1)  # no worker shall wait for this task
                 return task_index, outcome, "The cluster ran this task again"
             channel.set_on_disconnect(f"gone/{task_index}")
         with capture_output(spec.log_to_driver, spec.drops_output) as log:
@@ -322,7 +320,15 @@ def execute(
                     channel.set(f"left/{task_index}", "")
 
 
-def await_first(channel: AttemptChannel, *task_indices: int) -> str:
+def await_first(channel: AttemptChannel, task_index: int) -> str:
+    """Wait until the first run of a task has ended; return the outcome of the repeated run."""
+    outcome = _await_earlier(channel, [task_index])
+    if outcome == "void":
+        channel.count("failed", 1)  # no worker shall wait for this task
+    return outcome
+
+
+def _await_earlier(channel: AttemptChannel, task_indices: Sequence[int]) -> str:
     """Wait until all earlier runs of a task have ended; return the outcome of the repeated run.
 
     If an earlier run is active, the cluster runs this one speculatively. It must not finish first:
