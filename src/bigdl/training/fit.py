@@ -508,7 +508,8 @@ class FitContext:
     def record(self, record: dict[str, Any], *, is_last: bool = False) -> None:
         """Record a fact about the fit for its report; the driver gets all records of rank 0.
 
-        They are sent once per second and with the last one, since epochs can be short.
+        They are sent once per second, before each checkpoint and with the last one, since epochs
+        can be short.
         """
         if self.worker is None:
             if self.on_record is not None:
@@ -517,13 +518,17 @@ class FitContext:
         if self.worker.rank:
             return
         self._records.append(record)
-        now = time.monotonic()
-        if is_last or now - self._sent_at > _RECORD_INTERVAL:
-            # unique topics: a message replaces another one of its topic
-            topic = f"{_RECORDS} {self._messages}"
-            self.worker.send(topic, {"records": self._records}, b"")
-            self._records, self._sent_at = [], now
-            self._messages += 1
+        if is_last or time.monotonic() - self._sent_at > _RECORD_INTERVAL:
+            self.send_records()
+
+    def send_records(self) -> None:
+        """Send the waiting records; before a checkpoint, so a resumed fit has those it covers."""
+        if not self._records:
+            return
+        # unique topics: a message replaces another one of its topic
+        self.worker.send(f"{_RECORDS} {self._messages}", {"records": self._records}, b"")
+        self._records, self._sent_at = [], time.monotonic()
+        self._messages += 1
 
     def warn(self, text: str, about: str = "") -> None:
         """Log a warning once per subject; if several workers send the same warning, log it once."""
@@ -778,9 +783,11 @@ class EpochRunner:
         if is_due:
             is_over = self._is_over()
             if self.checkpointer.keeps_end or not is_over:
+                self.context.send_records()
                 with self._timed("checkpoint_s"):
                     self.checkpointer.save(is_last=is_over)
         if self.checkpointer.must_leave() and not self._is_over():
+            self.context.send_records()
             self.checkpointer.leave()
 
     def _is_over(self, *, in_epoch: bool = False) -> bool:
