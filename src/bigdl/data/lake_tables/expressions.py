@@ -118,23 +118,28 @@ class Compare(_Predicate):
 
     def evaluate(self, columns: Columns) -> Values:
         left, right = self.left.evaluate(columns), self.right.evaluate(columns)
-        compare = getattr(pc, self.operator)
-        if not _types.is_floating(self.left.type):
-            return compare(left, right)
-        if isinstance(right, pa.Scalar) and right.is_valid and right.as_py() == right.as_py():
-            result = compare(left, right)  # of numbers with a number
-            is_above = self.operator.startswith("greater")
-            return pc.or_kleene(result, pc.is_nan(left)) if is_above else result
-        is_left_nan, is_right_nan = pc.is_nan(left), pc.is_nan(right)
-        nan_result = {
-            "equal": lambda: pc.and_kleene(is_left_nan, is_right_nan),
-            "less": lambda: pc.and_kleene(pc.invert(is_left_nan), is_right_nan),
-            "less_equal": lambda: is_right_nan,
-            "greater": lambda: pc.and_kleene(is_left_nan, pc.invert(is_right_nan)),
-            "greater_equal": lambda: is_left_nan,
-        }[self.operator]()
-        # a null operand makes the comparison null, whatever the other one is
-        return _null_unless(pc.or_kleene(compare(left, right), nan_result), left, right)
+        return _compared(self.operator, left, right)
+
+
+def _compared(operator: str, left: Values, right: Values) -> Values:
+    """Compare values of one type, see :class:`Compare`."""
+    compare = getattr(pc, operator)
+    if not _types.is_floating(left.type):
+        return compare(left, right)
+    if isinstance(right, pa.Scalar) and right.is_valid and right.as_py() == right.as_py():
+        result = compare(left, right)  # of numbers with a number
+        is_above = operator.startswith("greater")
+        return pc.or_kleene(result, pc.is_nan(left)) if is_above else result
+    is_left_nan, is_right_nan = pc.is_nan(left), pc.is_nan(right)
+    nan_result = {
+        "equal": lambda: pc.and_kleene(is_left_nan, is_right_nan),
+        "less": lambda: pc.and_kleene(pc.invert(is_left_nan), is_right_nan),
+        "less_equal": lambda: is_right_nan,
+        "greater": lambda: pc.and_kleene(is_left_nan, pc.invert(is_right_nan)),
+        "greater_equal": lambda: is_left_nan,
+    }[operator]()
+    # a null operand makes the comparison null, whatever the other one is
+    return _null_unless(pc.or_kleene(compare(left, right), nan_result), left, right)
 
 
 def _null_unless(values: Values, *operands: Values) -> Values:
@@ -159,9 +164,9 @@ class NullSafeEqual(_Predicate):
         return self.left, self.right
 
     def evaluate(self, columns: Columns) -> Values:
-        is_equal = Compare("equal", self.left, self.right).evaluate(columns)
-        sides = (pc.is_null(each.evaluate(columns)) for each in (self.left, self.right))
-        return pc.or_(pc.and_(*sides), pc.coalesce(is_equal, False))
+        left, right = self.left.evaluate(columns), self.right.evaluate(columns)
+        are_null = pc.and_(pc.is_null(left), pc.is_null(right))
+        return pc.or_(are_null, pc.coalesce(_compared("equal", left, right), False))
 
 
 @dataclass(frozen=True)
