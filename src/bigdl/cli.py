@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from bigdl.common.cpu import core_count, isa_flags, processor_name
 from bigdl.common.errors import BigDLError
 from bigdl.common.memory import available_memory
+from bigdl.common.missing import installed_version
 from bigdl.common.platform.cores import processor_type
 from bigdl.common.platform.memory import preloaded_allocator
 from bigdl.common.timeouts import PYTHON_ANSWER_S
@@ -101,7 +102,7 @@ def diagnose() -> Iterator[Finding]:
     yield _processor()
     yield Finding("memory", f"{available_memory() / 2**30:.1f} GiB available")
     yield _allocator()
-    if _installed("pyspark") is not None:
+    if installed_version("pyspark") is not None:
         yield _java()
         yield from _spark()
     yield from _environment()
@@ -139,7 +140,7 @@ def _spark() -> Iterator[Finding]:
     """Yield findings about the Spark version and the Python interpreter of Spark workers."""
     from bigdl.orca.cluster.launch import spark_versions_in
 
-    version = _installed("pyspark") or ""
+    version = installed_version("pyspark") or ""
     home = os.environ.get("SPARK_HOME")
     release = next(iter(spark_versions_in(home)), None) if home else None
     if home and release is None:
@@ -216,7 +217,7 @@ def _extras() -> Iterator[Finding]:
             if marker is None or marker.evaluate({"extra": ""}):
                 continue
             if marker.evaluate({"extra": extra}):
-                version = _installed(requirement.name)
+                version = installed_version(requirement.name)
                 if version is None:
                     wrong.append(requirement.name)
                 elif not requirement.specifier.contains(version, prereleases=True):
@@ -229,13 +230,6 @@ def _extras() -> Iterator[Finding]:
             yield Finding(f"[{extra}]", f"not installed: {purpose}; {install} ({missing})")
         else:
             yield Finding(f"[{extra}]", f"installed: {purpose}")
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _sentence(error: Exception) -> str:

@@ -10,7 +10,7 @@ import sys
 
 from bigdl.common.errors import MissingExtraError
 
-__all__ = ["PACKAGES", "MissingPackageError", "refuse"]
+__all__ = ["PACKAGES", "MissingPackageError", "installed_version", "refuse"]
 
 PACKAGES = {
     "PIL": "Pillow",
@@ -168,3 +168,13 @@ def _extras_of(distribution: str) -> frozenset[str]:
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

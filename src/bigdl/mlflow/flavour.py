@@ -11,12 +11,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.common.missing import installed_version
 from bigdl.common.private_folders import scratch_folder
 from bigdl.orca.inference.shipping import ModelBytes
 from bigdl.orca.learn.prediction.predictor import PredictOptions
@@ -178,7 +178,7 @@ def save_model(
         FLAVOR_NAME,
         framework=estimator.framework,
         data=f"data/{_FOLDER}",
-        bigdl_version=_version("bigdl"),
+        bigdl_version=installed_version("bigdl") or "",
     )
     with scratch_folder("mlflow") as temporary:
         folder = Path(temporary, _FOLDER)
@@ -203,15 +203,8 @@ def save_model(
 def _requirements(framework: str) -> list[str]:
     """Return the pinned versions of BigDL and the packages that a framework's models need."""
     packages = ["bigdl[orca]", "mlflow-skinny", *_PACKAGES[framework]]
-    versions = [(name, _version(name.partition("[")[0])) for name in packages]
+    versions = [(name, installed_version(name.partition("[")[0])) for name in packages]
     return [f"{name}=={number.partition('+')[0]}" for name, number in versions if number]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def load_model(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import math
 import platform
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from bigdl.common.missing import installed_version
 from bigdl.training.position import RunSettings
 
 _LOGGER = "bigdl"
@@ -121,8 +121,9 @@ def versions() -> dict[str, str]:
     out = {"python": platform.python_version()}
     for package in _PACKAGES:
         if package.replace("-", "_") in sys.modules:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                out[package] = importlib.metadata.version(package)
+            version = installed_version(package)
+            if version is not None:
+                out[package] = version
     return out
 
 

@@ -24,6 +24,7 @@ from bigdl.common.checks import invalidInputError, invalidOperationError
 from bigdl.common.cpu import THREAD_VARIABLES, isa_flags, schedule_workers, usable_cores
 from bigdl.common.environment import EnvContext, ipex_fits
 from bigdl.common.errors import WorkerError
+from bigdl.common.missing import installed_version
 from bigdl.nano.lazy_names import public_names
 from bigdl.runtime.launch import launch
 
@@ -129,11 +130,11 @@ def _installed_version(package: str) -> str | None:
     loaded = getattr(sys.modules.get(package), "__version__", None)
     if isinstance(loaded, str):
         return loaded
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+    version = installed_version(package)
+    if version is None:
         owners = importlib.metadata.packages_distributions().get(package)
-        return importlib.metadata.version(owners[0]) if owners else None
+        version = installed_version(owners[0]) if owners else None
+    return version
 
 
 def _is_installed(module: str) -> bool:

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import importlib.metadata
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,6 +13,7 @@ import torch
 
 from bigdl.common.cpu import isa_flags, thread_scope, usable_cores
 from bigdl.common.errors import UsageError
+from bigdl.common.missing import installed_version
 from bigdl.common.platform.cores import processor_type
 from bigdl.nano.acceleration.accuracy import AccuracyOptions, score_function
 from bigdl.nano.acceleration.autotune import warn_if_slower
@@ -810,7 +810,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
 
     def _key(self, bench: TorchBench, options: SearchOptions, data: object) -> str | None:
         surroundings = (processor_type(), sorted(isa_flags()), usable_cores())
-        versions = [(package, _version(package)) for package in _PACKAGES]
+        versions = [(package, installed_version(package)) for package in _PACKAGES]
         if isinstance(data, torch.utils.data.DataLoader):  # its state does not matter
             data = (data.dataset, data.batch_size, type(data.sampler), data.collate_fn)
         measured = (options.latency_sample_num, options.thread_counts, options.batch_sizes)
@@ -822,13 +822,6 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     load = staticmethod(load_model)
     get_context = staticmethod(context_of)
     to_multi_instance = staticmethod(to_multi_instance)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _evaluating(model: torch.nn.Module) -> torch.nn.Module:
