@@ -400,7 +400,7 @@ class AttemptChannel:
         self.store.set_on_disconnect(self._prefix + key)
 
     def call(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
-        """Call a function of the driver with a JSON-able request; return its JSON-able result."""
+        """Call a function of the driver with a JSON request; return its JSON result."""
         return dict(json.loads(self.call_bytes(name, json.dumps(request).encode())))
 
     def call_bytes(self, name: str, request: bytes) -> bytes:
@@ -416,7 +416,7 @@ class AttemptChannel:
         ----------
         name : str
         function : callable
-            Takes and returns JSON-able values.
+            Takes and returns JSON-serializable values.
         executor : concurrent.futures.Executor
             Threads in which it runs.
         """

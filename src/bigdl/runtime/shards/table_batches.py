@@ -16,7 +16,7 @@ from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.shards.order import make_order, order_facts
 
 OrderFacts = dict[str, int | str]
-"""JSON-able facts of an order, with ``table``, ``table_rows`` and ``fingerprint`` of the table."""
+"""JSON facts of an order, with ``table``, ``table_rows`` and ``fingerprint`` of the table."""
 
 _BLOCK = 1 << 16  # positions whose rows are computed together
 
