@@ -302,6 +302,8 @@ def test_a_saved_recommender_gives_equal_lists(fitted, tmp_path):
     pd.testing.assert_frame_equal(loaded.recommend(k=5), fitted.recommend(k=5))
     with refused("model-mismatch", "weights"):
         small(dim=8).load(tmp_path / "model")
+    with refused("argument-unknown", "GRU4Rec", "'dimm'"):
+        SequenceRecommender("gru4rec", dimm=8)
     with refused("not-fitted"):
         small().save(tmp_path / "other")
 

@@ -7,6 +7,7 @@ Orca Estimator and has the methods of the :mod:`bigdl.friesian.baselines`, so th
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -142,6 +143,8 @@ class SequenceRecommender(HistoryRecommender):
                 code="argument-conflict",
                 argument="model",
             )
+        if isinstance(model, str):
+            _check_options(getattr(sequence_models, _MODELS[model]), options)
         self.model, self.options = model, options
         self.max_len, self.windows = check_positive("max_len", max_len), windows
         self.epochs, self.batch_size = check_positive("epochs", epochs), batch_size
@@ -537,6 +540,23 @@ class SequenceRecommender(HistoryRecommender):
             ) from None
         self._history, self._network = history, network.eval()
         return self
+
+
+def _check_options(model: type[SequenceModel], options: Iterable[str]) -> None:
+    """Raise an error for the first option that is not an argument of a model class."""
+    known: set[str] = set()
+    for each in model.__mro__:
+        if issubclass(each, SequenceModel):
+            known |= set(inspect.signature(each.__init__).parameters)
+    allowed = sorted(known - {"self", "items", "max_len", "item_col", "options"})
+    for name in options:
+        if name not in allowed:
+            raise UsageError(
+                f"{model.__name__} has no option {name!r}; its options are {allowed}",
+                code="argument-unknown",
+                argument=name,
+                allowed=allowed,
+            )
 
 
 def _adam(model: torch.nn.Module, config: dict) -> torch.optim.Optimizer:
