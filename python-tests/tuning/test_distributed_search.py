@@ -136,8 +136,15 @@ def test_errors_end_a_search_unless_they_are_caught():
     assert [t.state.name for t in found.trials] == ["COMPLETE"] + ["FAIL"] * 3 + ["COMPLETE"] * 2
 
 
+@pytest.fixture
+def ctrl_c_raises():
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a CI may ignore Ctrl-C
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
 @pytest.mark.parametrize("interrupt", [False, True])
-def test_a_timeout_and_an_interrupt_end_running_trials(interrupt):
+def test_a_timeout_and_an_interrupt_end_running_trials(interrupt, ctrl_c_raises):
     def endless(trial):
         if trial.number:
             time.sleep(600)
@@ -146,7 +153,7 @@ def test_a_timeout_and_an_interrupt_end_running_trials(interrupt):
     found = study()
     begin = time.monotonic()
     if interrupt:
-        threading.Timer(6, _thread.interrupt_main).start()
+        threading.Timer(4, _thread.interrupt_main).start()
         with pytest.raises(KeyboardInterrupt):
             run(found, endless)
     else:
