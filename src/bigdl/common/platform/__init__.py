@@ -67,7 +67,6 @@ LOSSES: dict[str, dict[str, str]] = {
         WINDOWS: "They are removed by the next program of the user.",
     },
     "tables in one order for all workers": {
-        MACOS: "Several workers of a fit read their parts of a table, each in its own order.",
         WINDOWS: "Several workers of a fit read their parts of a table, each in its own order.",
     },
     "private files": {

@@ -25,8 +25,8 @@ from bigdl.common.timeouts import LOCK_LOOK_S
 if sys.platform != "win32":
     import fcntl
 
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # from Linux's mman.h
-_MAP_FIXED = 0x10  # from Linux's mman.h
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # mman.h; macOS reserves no memory
+_MAP_FIXED = 0x10  # from mman.h of Linux and macOS
 _COPY_BYTES = 1 << 20
 _LOCKED_BYTES = 1 << 20  # of a lock on Windows: a shared one takes one of these bytes
 _LOCK_OFFSET = 1 << 30  # after all bytes of a lock file, which others must be able to read
@@ -304,8 +304,8 @@ def map_private(file: int, size: int = 0) -> mmap.mmap:
 
 
 def can_map_together() -> bool:
-    """Return True if :func:`map_together` is supported."""
-    return sys.platform == "linux"
+    """Return True if :func:`map_together` is supported: not on Windows."""
+    return sys.platform != "win32"
 
 
 def map_together(files: Iterable[tuple[str, int, int]], size: int) -> mmap.mmap:
@@ -322,8 +322,10 @@ def map_together(files: Iterable[tuple[str, int, int]], size: int) -> mmap.mmap:
     Raises
     ------
     OSError
-        If a file cannot be opened or mapped.
+        If a file cannot be opened or mapped, and on Windows.
     """
+    if sys.platform == "win32":
+        raise OSError("Windows cannot map several files into one range of addresses")
     import ctypes
 
     flags, access = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
