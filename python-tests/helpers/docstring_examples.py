@@ -18,8 +18,17 @@ NAMED = re.compile(
     r"^\.\. auto(module|class|exception|function):: (\S+)((?:\n +:.*)*)", re.MULTILINE
 )
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-ALL = doctest.DocTestFinder(exclude_empty=True)
-ONE = doctest.DocTestFinder(exclude_empty=True, recurse=False)
+
+
+class MethodFinder(doctest.DocTestFinder):
+    """Finds also the examples of functions behind a decorator such as ``hide_frames``."""
+
+    def _from_module(self, module: ModuleType, value: Any) -> bool:
+        return super()._from_module(module, inspect.unwrap(value))
+
+
+ALL = MethodFinder(exclude_empty=True)
+ONE = MethodFinder(exclude_empty=True, recurse=False)
 
 
 def pages_below(*packages: str) -> list[str]:

@@ -8,22 +8,21 @@ Its text is one sentence: what was wrong, what was given, what to do.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from types import ModuleType, TracebackType
+from typing import Any, Self, TypeVar
 
 from bigdl.common.program_state import preserve_program_state
 from bigdl.common.telemetry import imported_without_telemetry, turn_off
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -39,11 +38,13 @@ __all__ = [
     "as_usage_error",
     "check_installed",
     "first_line",
+    "hide_frames",
     "one_line",
     "raise_first_usage_error",
     "require",
     "short_traceback",
     "type_name",
+    "user_stacklevel",
     "value_or_usage_error",
     "without_passwords",
 ]
@@ -61,11 +62,17 @@ _PARAMETER = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last):"
 _CAUSE = "The above exception was the direct cause of the following exception:"
+_INSTALLED = re.compile(
+    r"[\\/](site-packages|dist-packages)[\\/]|[\\/]lib[\\/]python3\.\d+[\\/]|<frozen "
+)
 _LIBRARY = re.compile(
-    r"[\\/](site-packages|dist-packages)[\\/]|[\\/]lib[\\/]python3\.\d+[\\/]|<frozen |"
-    r"[\\/]bigdl[\\/](common|dllib|friesian|mlflow|nano|orca|runtime|training|tuning)[\\/]"
+    _INSTALLED.pattern
+    + r"|[\\/]bigdl[\\/](common|data|dllib|friesian|mlflow|nano|orca|runtime|training|tuning)[\\/]"
 )
 """Matches files of the standard library, installed packages and BigDL."""
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_FULL = "BIGDL_FULL_TRACEBACK"
+_CALLED = ("__init__", "__call__", "__getitem__", "__iter__", "__next__", "__enter__")
 
 
 class BigDLError(Exception):
@@ -335,13 +342,106 @@ class UserFramesOnly:
             if isinstance(error, WorkerError):  # its text has the frames
                 error.__traceback__ = None
             return
-        frames = []
-        while traceback is not None:
-            frames.append(traceback)
-            traceback = traceback.tb_next
-        files = [f'  File "{each.tb_frame.f_code.co_filename}"' for each in frames]
-        first = next((n for n, file in enumerate(files) if not _LIBRARY.search(file)), None)
+        frames = _entries(traceback)
+        first = next((n for n, each in enumerate(frames) if _is_users(each)), None)
         error.__traceback__ = frames[max(0, len(frames) - 4) if first is None else first]
+
+
+def _entries(traceback: TracebackType | None) -> list[TracebackType]:
+    """Return the entries of a traceback, the outermost call first."""
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    return entries
+
+
+def _is_users(entry: TracebackType) -> bool:
+    """Return True unless the frame is of BigDL, the standard library or an installed package."""
+    file = entry.tb_frame.f_code.co_filename
+    return not file.startswith(_PACKAGE) and not _INSTALLED.search(file)
+
+
+def hide_frames(target: T) -> T:
+    """Remove the frames of libraries from errors that a public function or class raises.
+
+    The traceback of a :class:`BigDLError` then has the user's lines and the message only. Causes
+    that no line of the user raised are hidden too: ``__context__`` has them. With the environment
+    variable ``BIGDL_FULL_TRACEBACK=1`` tracebacks are complete.
+
+    Parameters
+    ----------
+    target : function or type
+        A function, or a class, whose public methods and properties are replaced.
+
+    Returns
+    -------
+    function or type
+        The function with the same signature, or the class.
+    """
+    if isinstance(target, type):
+        for name, value in list(vars(target).items()):
+            if name.startswith("_") and name not in _CALLED:
+                continue
+            if isinstance(value, staticmethod | classmethod):
+                setattr(target, name, type(value)(hide_frames(value.__func__)))
+            elif isinstance(value, property) and value.fget is not None:
+                setattr(target, name, value.getter(hide_frames(value.fget)))
+            elif inspect.isfunction(value):
+                setattr(target, name, hide_frames(value))
+        return target
+    if not callable(target) or inspect.isgeneratorfunction(target):
+        return target
+    function: Callable[..., object] = target
+
+    @functools.wraps(function)
+    def call(*args: object, **kwargs: object) -> object:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            _trim(error)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _trim(error: Exception) -> None:
+    """Remove the frames of libraries from an error of BigDL, and one frame from other errors."""
+    if os.environ.get(_FULL, "0") not in ("", "0"):
+        return
+    if not isinstance(error, BigDLError):
+        if error.__traceback__ is not None:
+            error.__traceback__ = error.__traceback__.tb_next  # the frame of `call`
+        return
+    error.__traceback__ = _user_frames(error.__traceback__)
+    shown: BaseException = error
+    while shown.__cause__ is not None:
+        cause = shown.__cause__
+        cause.__traceback__ = _user_frames(cause.__traceback__)
+        if cause.__traceback__ is None:  # the message has the reason
+            shown.__cause__, shown.__context__ = None, cause
+            break
+        shown = cause
+    context = shown.__context__
+    if context is not None and _user_frames(context.__traceback__) is None:
+        shown.__suppress_context__ = True
+
+
+def _user_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback with only the frames of the user's code, or None without one."""
+    users = None
+    for each in reversed(_entries(traceback)):
+        if _is_users(each):
+            users = TracebackType(users, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return users
+
+
+def user_stacklevel() -> int:
+    """Return the ``stacklevel`` with which a warning names the first caller outside BigDL."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("bigdl."):
+        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
+    return level
 
 
 def type_name(value: object) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.storage import writing
 from bigdl.data.loader import WEIGHT, TableLoader
 
@@ -22,6 +22,7 @@ import keras  # noqa: E402
 __all__ = ["LoaderBackup", "TableDataset"]
 
 
+@hide_frames
 class TableDataset(keras.utils.PyDataset):
     """Keras ``PyDataset`` of a loader's batches, as ``(inputs, targets)``.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.cpu import core_count
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.private_folders import private_folder, private_root, process_folder
 from bigdl.data.columns import RecordField, column_of, fields_of, record_dtype, varying_values
 from bigdl.data.sources import RowSource, open_source
@@ -52,6 +52,7 @@ WEIGHT = "row_weight"
 """Column that is 1 for rows and 0 for repeated rows that fill a batch."""
 
 
+@hide_frames
 class TableLoader:
     """Batches of a table's rows, each row once per epoch, in the same order on any number of ranks.
 
@@ -805,6 +806,7 @@ def _each_tensor(batch: Any, change: Callable[[Any], Any]) -> Any:
     return batch
 
 
+@hide_frames
 class _Iteration:
     """Iterator over the remaining batches of one epoch on one rank.
 

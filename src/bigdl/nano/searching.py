@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, user_stacklevel
 from bigdl.nano.searchable import spaces_in
 from bigdl.tuning import (
     SamplerType,
@@ -173,7 +173,7 @@ class Searcher(abc.ABC):
                 warnings.warn(
                     "There is no search to resume: this process has not searched yet, and there is "
                     "no storage. Starting a new search",
-                    stacklevel=4,
+                    stacklevel=user_stacklevel(),
                 )
             else:
                 storage, name = last._storage, last.study_name

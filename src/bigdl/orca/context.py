@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_positive
 from bigdl.common.cpu import check_cores
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.orca import arguments
 from bigdl.orca.cluster import connect, launch, spark, submit
 from bigdl.orca.cluster.connect import ConnectCluster, ConnectedSession, active_spark
@@ -45,6 +45,7 @@ class _Clusters:
     pid: int | None = None  # the process that registered `stop_orca_context` for its exit
 
 
+@hide_frames
 def init_orca_context(
     cluster_mode: str | None = None,
     runtime: str = "spark",
@@ -293,6 +294,7 @@ def _stop_at_exit() -> None:
         _Clusters.pid = os.getpid()
 
 
+@hide_frames
 def stop_orca_context() -> None:
     """Stop Ray and the active SparkContext, and every process that was started for them.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from bigdl.common.checks import check_integer
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.executors.spark import fit_operator, run_operator
 from bigdl.friesian.feature.learned import TargetCode, codes_of
 from bigdl.friesian.feature.relations import Table
@@ -16,6 +16,7 @@ from bigdl.friesian.ops.spark import F, as_names, col
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode, drop_duplicate_keys
 
 
+@hide_frames
 class AggregateEncoders(Table):
     """Table methods that encode columns by aggregates of the table."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from bigdl.common.checks import check_choice
 from bigdl.common.display import html_table
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.cells import Cast
 from bigdl.friesian.ops.column_types import require_columns
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _MODES = ("append", "overwrite", "error", "errorifexists", "ignore")
 
 
+@hide_frames
 class TableOutput:
     """Base class of tables: holds a Spark DataFrame, and collects and writes its rows.
 
@@ -200,6 +201,7 @@ def _is_same_in_arrow(dtype: str) -> bool:
     return column_types.is_number(dtype) or column_types.is_text(dtype) or dtype == "boolean"
 
 
+@hide_frames
 class TableReader(TableOutput):
     """Base class of tables, with methods that read files and pandas DataFrames."""
 

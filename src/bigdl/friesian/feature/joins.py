@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from bigdl.common.checks import check_integer, check_number
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.feature.relations import Table, check_table
 from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.column_types import require_columns, require_type
@@ -31,6 +31,7 @@ _AGGREGATES = {
 _SHOWN = {"mean": "avg(", "sum_distinct": "sum(DISTINCT "}
 
 
+@hide_frames
 class JoinMethods(Table):
     """Table methods for joins, group-by, lags and list sampling."""
 

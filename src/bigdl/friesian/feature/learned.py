@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 import pyarrow as pa
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.feature.relations import Table
 from bigdl.friesian.ops import spark
 from bigdl.friesian.ops.column_types import require_columns
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+@hide_frames
 class StringIndex(Table):
     """Vocabulary of a column: distinct values with integer ids from 1.
 
@@ -162,6 +163,7 @@ class StringIndex(Table):
         super().write_parquet(f"{os.fspath(path).rstrip('/')}/{self.col_name}.parquet", mode)
 
 
+@hide_frames
 class TargetCode(Table):
     """Table of target encodings of categories, for :meth:`FeatureTable.encode_target`.
 

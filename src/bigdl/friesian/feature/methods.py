@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.ops.cells import Cast, Drop, DropNa, FillMedian, FillNa, Rename
 from bigdl.friesian.ops.hashing import CrossColumns, HashEncode
 from bigdl.friesian.ops.numbers import Clip, CutBins, Log, OneHotEncode
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bigdl.friesian.ops.operator import Operator
 
 
+@hide_frames
 class CellMethods(ABC):
     """Methods that change cells or columns."""
 
@@ -175,6 +176,7 @@ class CellMethods(ABC):
         return self.with_operator(Rename(dict(columns)))
 
 
+@hide_frames
 class FeatureMethods(CellMethods):
     """Methods that feature tables and pipelines share."""
 

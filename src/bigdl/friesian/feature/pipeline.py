@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from bigdl.common.checks import check_choice
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.executors import arrow, spark
 from bigdl.friesian.executors.arrow import Host, LocalWorkers, host_of
 from bigdl.friesian.feature import storage
@@ -49,6 +49,7 @@ __all__ = ["FeaturePipeline", "LocalWorkers"]
 _SHOWN = 4  # maximum number of column names in a line of `explain`
 
 
+@hide_frames
 class FeaturePipeline(FeatureMethods):
     """Sequence of recorded operators that is fitted once and runs on three executors.
 

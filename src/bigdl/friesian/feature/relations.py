@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.executors.spark import run_operator, statistics_of
 from bigdl.friesian.feature.files import TableOutput
 from bigdl.friesian.feature.methods import CellMethods
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _STATS = ("min", "max", "avg", "sum", "count")
 
 
+@hide_frames
 class Table(CellMethods, TableOutput):
     """Table backed by a Spark DataFrame, with relational operations.
 

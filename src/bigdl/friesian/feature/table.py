@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from bigdl.common.checks import check_integer
-from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.common.errors import MissingExtraError, UsageError, hide_frames
 from bigdl.friesian.feature.aggregates import AggregateEncoders
 from bigdl.friesian.feature.files import TableReader
 from bigdl.friesian.feature.joins import JoinMethods
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["FeatureTable", "StringIndex", "Table", "TargetCode"]
 
 
+@hide_frames
 class FeatureTable(FeatureMethods, TableReader, JoinMethods, VocabularyEncoders, AggregateEncoders):
     """Table of features on Spark, with methods to clean, encode and join data.
 

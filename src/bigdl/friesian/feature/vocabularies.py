@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.feature.learned import StringIndex, dictionary_of
 from bigdl.friesian.feature.relations import Table, check_table
 from bigdl.friesian.ops import column_types, spark, vocabulary
@@ -13,6 +13,7 @@ from bigdl.friesian.ops.column_types import require_columns
 from bigdl.friesian.ops.spark import F, as_names, check_string, schema_of
 
 
+@hide_frames
 class VocabularyEncoders(Table):
     """Table methods that replace values by ids, or by values from another table."""
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, as_usage_error
+from bigdl.common.errors import UsageError, as_usage_error, user_stacklevel
 from bigdl.nano.acceleration.method import BuildOptions, Method, Probe
 from bigdl.nano.acceleration.precision import BF16, FP16, FP32, Precision
 from bigdl.nano.acceleration.structure import Structure, as_array, flatten
@@ -112,7 +112,7 @@ def build_and_check(
             raise
         else:
             if source.conversion_warning is not None:
-                warnings.warn(source.conversion_warning, stacklevel=2)
+                warnings.warn(source.conversion_warning, stacklevel=user_stacklevel())
             network = getattr(built, "nano_network", None)
             if strict and network is not None and hasattr(network, "forbid_negative"):
                 network.forbid_negative(source.refused_negatives())

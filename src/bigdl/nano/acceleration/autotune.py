@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import stat
-import sys
 import tempfile
 import time
 import warnings
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigdl.common.cpu import isa_flags, processor_name, usable_cores
+from bigdl.common.errors import user_stacklevel
 from bigdl.common.platform.files import is_closed_to_others, is_own
 from bigdl.common.private_folders import cache_directory, remove_old
 from bigdl.common.program_state import preserve_rng_state
@@ -270,13 +270,5 @@ def warn_if_slower(
         warnings.warn(
             f"{method.name} takes {times:.2f} times as long as the original on this processor; "
             "InferenceOptimizer().optimize measures which method is fast",
-            stacklevel=_frames_of_ours(),
+            stacklevel=user_stacklevel(),
         )
-
-
-def _frames_of_ours() -> int:
-    """Return the ``stacklevel`` of the first caller outside this library."""
-    frame, level = sys._getframe(1), 1
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("bigdl."):
-        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
-    return level

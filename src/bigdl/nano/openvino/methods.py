@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.errors import LazyModule, UsageError, as_usage_error
+from bigdl.common.errors import LazyModule, UsageError, as_usage_error, user_stacklevel
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.agreement import UnusableNetworkError, check_agreement
 from bigdl.nano.acceleration.method import BuildOptions, Method, ModelSource
@@ -257,7 +257,7 @@ class OpenVINOMethod(Method[ModelSource]):
                 f"{type(source.model).__name__} computes in float64, which OpenVINO computes in "
                 "float32: results keep the type, but have only 7 digits; use "
                 "accelerator='onnxruntime' or 'jit' for more",
-                stacklevel=2,
+                stacklevel=user_stacklevel(),
             )
         if self.precision != FP32 and options.device == "CPU":
             plain = replace(self, precision=FP32, computes="f32")

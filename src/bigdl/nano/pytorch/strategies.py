@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from bigdl.common.checks import check_integer
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, user_stacklevel
 from bigdl.nano.pytorch.compiling import InductorAutotuner
 from bigdl.nano.pytorch.frozen.automatic import AutomaticPrefix, replace_prefix_phrase
 from bigdl.nano.pytorch.frozen.callback import FrozenPrefixCallback
@@ -82,7 +82,8 @@ class AutoLr:
         unknown = ", ".join(repr(name) for name in options if name != "warmup_epochs")
         if unknown:
             warnings.warn(
-                f"auto_lr takes 'warmup_epochs' only; {unknown} has no effect", stacklevel=4
+                f"auto_lr takes 'warmup_epochs' only; {unknown} has no effect",
+                stacklevel=user_stacklevel(),
             )
         self._epochs = options.get("warmup_epochs")
         if self._epochs is not None:
@@ -107,7 +108,7 @@ class AutoLr:
             warnings.warn(
                 "The model has learning-rate schedulers: auto_lr multiplies learning rates by the "
                 f"number of processes ({count}) and does not warm them up",
-                stacklevel=2,
+                stacklevel=user_stacklevel(),
             )
             return [f"learning rates × {count}"]
         interval, length = self._warmup(trainer)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require, user_stacklevel
 from bigdl.nano.pytorch.frozen.automatic import ForwardPrefix, replace_prefix_phrase
 from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
@@ -61,6 +61,7 @@ def _wrap_train(train: Callable[..., Any]) -> Callable[..., Any]:
     return launch
 
 
+@hide_frames
 class TorchNano(ABC):
     """Base class of custom training loops that run faster and in several processes.
 
@@ -151,7 +152,7 @@ class TorchNano(ABC):
             warnings.warn(
                 f"distributed_backend={distributed_backend!r} is not a backend of Nano and is "
                 "passed to Lightning Fabric as its strategy",
-                stacklevel=2,
+                stacklevel=user_stacklevel(),
             )
             kwargs.setdefault("strategy", distributed_backend)
             kwargs.setdefault("devices", num_processes or 1)

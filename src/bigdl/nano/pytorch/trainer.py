@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.data import DataLoader
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require, user_stacklevel
 from bigdl.common.program_state import preserve_start_method
 from bigdl.nano.acceleration.precision import INT8
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
@@ -64,6 +64,7 @@ class _OptionalTrainerMethod(staticmethod):
         return functools.update_wrapper(functools.partial(function, trainer=trainer), function)
 
 
+@hide_frames
 class Trainer(pl.Trainer):
     """``pytorch_lightning.Trainer`` with faster training steps.
 
@@ -406,7 +407,10 @@ class Trainer(pl.Trainer):
         0.1
         """
         if self.hposearcher is None:
-            warnings.warn("This Trainer does not search; create it with use_hpo=True", stacklevel=2)
+            warnings.warn(
+                "This Trainer does not search; create it with use_hpo=True",
+                stacklevel=user_stacklevel(),
+            )
             return None
         return self.hposearcher.search(
             model, resume, target_metric, mode, n_parallels, acceleration, input_sample, **kwargs
@@ -571,7 +575,7 @@ def _warn_of_deprecation(name: str) -> None:
     warnings.warn(
         f"Trainer.{name} is deprecated; use InferenceOptimizer.{name} of bigdl.nano.pytorch",
         DeprecationWarning,
-        stacklevel=3,
+        stacklevel=user_stacklevel(),
     )
 
 

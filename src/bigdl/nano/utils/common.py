@@ -23,7 +23,7 @@ from packaging.version import Version
 from bigdl.common.checks import invalidInputError, invalidOperationError
 from bigdl.common.cpu import THREAD_VARIABLES, isa_flags, schedule_workers, usable_cores
 from bigdl.common.environment import EnvContext, ipex_fits
-from bigdl.common.errors import WorkerError
+from bigdl.common.errors import WorkerError, user_stacklevel
 from bigdl.common.missing import installed_version
 from bigdl.nano.lazy_names import public_names
 from bigdl.runtime.launch import launch
@@ -305,7 +305,7 @@ def deprecated(
 
         @functools.wraps(func)
         def warn_and_call(*args: P.args, **kwargs: P.kwargs) -> T:
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            warnings.warn(text, DeprecationWarning, stacklevel=user_stacklevel())
             return func(*args, **kwargs)
 
         return warn_and_call

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_choice, check_positive
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.pages import Page
 from bigdl.common.private_folders import private_root
 from bigdl.common.program_state import preserve_rng_state, preserve_start_method
@@ -56,6 +56,7 @@ __all__ = ["AutoEstimator"]
 logger = logging.getLogger("bigdl.orca")
 
 
+@hide_frames
 class AutoEstimator:
     """Hyperparameter search that trains configurations of a model and keeps the best one.
 

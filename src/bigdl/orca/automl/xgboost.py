@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.private_folders import private_root
 from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.model.data import TrialRows, is_category
@@ -327,6 +327,7 @@ def _matrix_of_batches(loader: object) -> tuple[np.ndarray, np.ndarray]:
     return x, y[:, 0] if y.shape[1:] == (1,) else y
 
 
+@hide_frames
 class _AutoXGBoost(AutoEstimator):
     _model_type: str
 
@@ -352,6 +353,7 @@ class _AutoXGBoost(AutoEstimator):
         )
 
 
+@hide_frames
 class AutoXGBClassifier(_AutoXGBoost):
     """Hyperparameter search over ``xgboost.XGBClassifier`` that keeps the best model.
 
@@ -399,6 +401,7 @@ class AutoXGBClassifier(_AutoXGBoost):
     _model_type = "classifier"
 
 
+@hide_frames
 class AutoXGBRegressor(_AutoXGBoost):
     """Hyperparameter search over ``xgboost.XGBRegressor`` that keeps the best model.
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.trust import UntrustedFileError, untrusted
 from bigdl.orca.inference.runtimes import (
     accelerated_model,
@@ -31,6 +31,7 @@ from bigdl.orca.inference.runtimes import (
 from bigdl.orca.inference.shipping import ShippedModel
 
 
+@hide_frames
 class InferenceModel:
     """A PyTorch, ONNX, OpenVINO or Nano model that threads can share.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.display import call_text, html_table
-from bigdl.common.errors import UsageError, UserFramesOnly, type_name
+from bigdl.common.errors import UsageError, UserFramesOnly, hide_frames, type_name
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.data.feeds import as_feed, feed_of, input_type_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
@@ -109,6 +109,7 @@ class PredictionRequest:
             self.output_cols = names_of(self.output_cols)
 
 
+@hide_frames
 class PredictingEstimator(ABC):
     """Base class of Estimators that run prediction on every input type in distributed tasks."""
 
@@ -275,6 +276,7 @@ class PredictingEstimator(ABC):
         self._shipped = None
 
 
+@hide_frames
 class TrainingEstimator(PredictingEstimator):
     """Base class of Estimators that train as well as predict.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.nano.openvino import CompiledNetwork
 from bigdl.nano.openvino.network import loose_shapes, port_name, read_network, renamed_properties
 from bigdl.orca.data.feeds import input_type_of, is_path, names_of
@@ -213,6 +213,7 @@ class NetworkRequest(PredictionRequest):
     config: Mapping[str, Any] | None = None
 
 
+@hide_frames
 class Estimator:
     """Factory of Estimators for OpenVINO networks.
 
@@ -268,6 +269,7 @@ def _unsupported_method(
     return refuse
 
 
+@hide_frames
 class OpenvinoEstimator(PredictingEstimator):
     """An Estimator that predicts with an OpenVINO network on Spark.
 

@@ -23,7 +23,7 @@ import cloudpickle
 import psutil
 
 from bigdl.common.cpu import usable_cores
-from bigdl.common.errors import BigDLError, WorkerLost, one_line
+from bigdl.common.errors import BigDLError, WorkerLost, one_line, user_stacklevel
 from bigdl.common.memory import available_memory
 from bigdl.common.platform.memory import PeakMeter, be_killed_first, trim
 from bigdl.common.private_folders import VARIABLE as SCRATCH
@@ -74,7 +74,7 @@ class TrialRunner:
                 "Methods are tried in this process, where a crash or a hang of one ends the whole "
                 "search. A separate process needs the model, the data and the metric, but they "
                 f"{failure}: {one_line(error)}",
-                stacklevel=4,
+                stacklevel=user_stacklevel(),
             )
 
     def run(self, name: str, directory: Path, time_limit: float | None) -> Trial:

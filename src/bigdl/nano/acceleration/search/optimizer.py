@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from bigdl.common.errors import UsageError, as_usage_error
+from bigdl.common.errors import UsageError, as_usage_error, hide_frames, user_stacklevel
 from bigdl.common.pages import Page
 from bigdl.common.placeholders import resolve_placeholder
 from bigdl.common.trust import UntrustedFileError
@@ -72,6 +72,7 @@ class ModelData(Protocol):
         """Return the source of a model, with its calibration data."""
 
 
+@hide_frames
 class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
     """Base class of InferenceOptimizer: builds models by method and searches for the best method.
 
@@ -350,7 +351,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             warnings.warn(
                 "No model with these properties keeps the accuracy of the original within "
                 f"{accuracy_criterion:.3g} of its value, so the original is returned",
-                stacklevel=3,
+                stacklevel=user_stacklevel(),
             )
         best = results.best(kept) or ORIGINAL
         return self.get_model(best), self._methods[best].option
@@ -363,7 +364,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             try:
                 return type(self).load(directory, self._bench.model, trust=results.is_temporary)
             except UntrustedFileError as error:  # another user wrote to cache_dir
-                warnings.warn(f"The model is built again: {error}", stacklevel=4)
+                warnings.warn(f"The model is built again: {error}", stacklevel=user_stacklevel())
         return self._bench.build(self._methods[trial.method], trial.threads).model
 
     @abc.abstractmethod

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from bigdl.common.checks import check_number
 from bigdl.common.drawing import GRID, AxisScale, Chart
-from bigdl.common.errors import UsageError, as_usage_error, require
+from bigdl.common.errors import UsageError, as_usage_error, require, user_stacklevel
 from bigdl.common.pages import Page
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.median_interval import MedianInterval
@@ -93,7 +93,7 @@ def choose(
     excluded = options.excludes or ()
     for name in excluded:
         if name not in known:
-            warnings.warn(f"There is no method {name!r} to exclude", stacklevel=4)
+            warnings.warn(f"There is no method {name!r} to exclude", stacklevel=user_stacklevel())
     return [ORIGINAL, *(n for n in names if n != ORIGINAL and n not in excluded)]
 
 

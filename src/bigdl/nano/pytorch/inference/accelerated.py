@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from bigdl.common.cpu import thread_scope
-from bigdl.common.errors import UsageError, as_usage_error, first_line
+from bigdl.common.errors import UsageError, as_usage_error, first_line, user_stacklevel
 from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork
 from bigdl.nano.acceleration.saved import SavedModel
 from bigdl.nano.acceleration.structure import TENSOR, Structure, as_array, flatten
@@ -149,13 +149,13 @@ def context_of(model: torch.nn.Module, *models: torch.nn.Module) -> InferenceCon
         warnings.warn(
             f"The models have different numbers of threads "
             f"({', '.join(str(each.threads) for each in settings)}); {chosen} is used for all",
-            stacklevel=2,
+            stacklevel=user_stacklevel(),
         )
     bf16 = any(each.bf16 for each in settings)
     if bf16 and not all(each.bf16 for each in settings):
         warnings.warn(
             "Some of the models run in bf16 and some do not; all run in bf16 in this context",
-            stacklevel=2,
+            stacklevel=user_stacklevel(),
         )
     return InferenceContext(Settings(chosen, bf16))
 
@@ -479,7 +479,7 @@ class NetworkModel(AcceleratedModel):
                     "The directory was written by BigDL 2, whose description of nested results is "
                     "a pickle and is not read: the model returns a tuple; save it again from the "
                     "original model",
-                    stacklevel=2,
+                    stacklevel=user_stacklevel(),
                 )
         return cls(
             network,

@@ -27,7 +27,7 @@ import torch
 
 from bigdl.common.cpu import isa_flags
 from bigdl.common.environment import ipex_fits
-from bigdl.common.errors import UsageError, as_usage_error, first_line
+from bigdl.common.errors import UsageError, as_usage_error, first_line, user_stacklevel
 from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
 from bigdl.nano.acceleration.method import BuildOptions, Method, MethodTable, register_methods
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
@@ -69,7 +69,7 @@ class AutocastMethod(Method[TorchSource]):
         if not source.has_sample and not isa_flags().intersection(_BF16_SETS):
             warnings.warn(
                 "This processor has no instructions for bfloat16, so bf16 may be slower than fp32",
-                stacklevel=2,
+                stacklevel=user_stacklevel(),
             )
         module = source.model if options.inplace else copy.deepcopy(source.model)
         return graphs.BF16Model(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from bigdl.common.cpu import isa_flags, thread_scope, usable_cores
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames, user_stacklevel
 from bigdl.common.missing import installed_version
 from bigdl.common.platform.cores import processor_type
 from bigdl.nano.acceleration.accuracy import AccuracyOptions, score_function
@@ -265,6 +265,7 @@ class TorchData:
         return source
 
 
+@hide_frames
 class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     """Methods that accelerate PyTorch models, and a search for the fastest of them.
 
@@ -550,7 +551,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
                 code="model-type",
             )
         if calib_dataloader is not None:
-            warnings.warn("calib_dataloader is now called calib_data", stacklevel=2)
+            warnings.warn("calib_dataloader is now called calib_data", stacklevel=user_stacklevel())
             calib_data = calib_dataloader if calib_data is None else calib_data
         choice = MethodChoice(precision, accelerator, approach, method, use_ipex, channels_last)
         options = BuildOptions(

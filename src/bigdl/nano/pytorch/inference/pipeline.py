@@ -19,7 +19,7 @@ import torch
 
 from bigdl.common.checks import check_positive
 from bigdl.common.cpu import schedule_workers, topology
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, user_stacklevel
 from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
@@ -195,7 +195,7 @@ def _cores(wanted: list[int | None]) -> list[list[int]]:
             f"The stages need {requested + unspecified} physical cores, but {len(units)} are "
             "available: workers share cores and slow each other down; lower cores_per_worker or "
             "worker_num",
-            stacklevel=4,
+            stacklevel=user_stacklevel(),
         )
     even = iter([rest // unspecified + (i < rest % unspecified) for i in range(unspecified)])
     around = itertools.cycle(units)
@@ -337,7 +337,7 @@ def to_multi_instance(
     if num_processes == 1:
         warnings.warn(
             "num_processes is 1: the model runs in this process, and cores are not set",
-            stacklevel=2,
+            stacklevel=user_stacklevel(),
         )
         return MultiInstanceModel(model, [])
     if cpu_for_each_process is None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from bigdl.common.errors import UsageError, as_usage_error
+from bigdl.common.errors import UsageError, as_usage_error, user_stacklevel
 from bigdl.nano.acceleration.agreement import (
     PREPROCESSING,
     DisagreementError,
@@ -582,12 +582,12 @@ class TorchSource:
             warnings.warn(
                 f"{name} sets {listed} when it is called; a model of method {method.name!r} does "
                 "not",
-                stacklevel=2,
+                stacklevel=user_stacklevel(),
             )
         if changes_inputs:
             warnings.warn(
                 f"{name} changes its input in place; a model of method {method.name!r} does not",
-                stacklevel=2,
+                stacklevel=user_stacklevel(),
             )
 
     def original(self, inputs: Sequence[torch.Tensor], noise: float = 0.0) -> object:

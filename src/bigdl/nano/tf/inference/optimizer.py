@@ -13,7 +13,7 @@ import keras
 
 from bigdl.common.checks import check_positive
 from bigdl.common.cpu import core_count
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.placeholders import resolve_placeholder
 from bigdl.nano.acceleration.accuracy import AccuracyOptions, score_function
 from bigdl.nano.acceleration.agreement import build_and_check
@@ -191,6 +191,7 @@ class KerasData:
         return KerasSource(model, self.input_spec, self.x, self.y, self.batch)
 
 
+@hide_frames
 class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
     """Accelerator of Keras models for inference; the original model is not changed.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bigdl.common.display import call_text
-from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.errors import LazyModule, UsageError, hide_frames
 from bigdl.common.timeouts import ACTOR_PLACE_S
 from bigdl.orca.cluster.ray import RayBroadcast, RayCluster
 from bigdl.orca.cluster.ray_launch import ray_get
@@ -28,6 +28,7 @@ ray = LazyModule("ray", "ray")
 logger = logging.getLogger("bigdl.orca")
 
 
+@hide_frames
 class RayXShards(XShards):
     """XShards whose partitions are objects in Ray's object store, each a list of shards.
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.display import call_text, html_table
-from bigdl.common.errors import BigDLError, LazyModule, UsageError
+from bigdl.common.errors import BigDLError, LazyModule, UsageError, hide_frames
 from bigdl.common.storage import open_file_system, read_bytes, write_bytes
 from bigdl.common.trust import untrusted, user_signature
 from bigdl.orca.cluster.connect import ConnectCluster, active_spark, refuse
@@ -66,6 +66,7 @@ _SIGNATURES = "_bigdl_signatures"
 """File with the user's signatures of pickle files in the same folder; Spark does not read it."""
 
 
+@hide_frames
 class XShards(ABC):
     """Distributed collection of Python objects (shards), with methods to transform them.
 
@@ -297,6 +298,7 @@ def _shared_parameters(func: Callable) -> set[int]:
     return {index - shift for index, name in enumerate(names) if name in names_read}
 
 
+@hide_frames
 class SparkXShards(XShards):
     """XShards whose shards are the elements of a Spark RDD.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.common.storage import read_bytes, write_bytes
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.group import FeedGroup
@@ -57,6 +57,7 @@ def create_config(
     }
 
 
+@hide_frames
 class Estimator:
     """Factory of Estimators for MXNet models.
 
@@ -143,6 +144,7 @@ class Estimator:
         return MXNetEstimator(config, creators, workers, resolve_backend(backend, {}))
 
 
+@hide_frames
 class MXNetEstimator:
     """An Estimator that trains an MXNet model on a cluster.
 

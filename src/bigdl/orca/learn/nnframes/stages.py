@@ -39,7 +39,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from bigdl.common.checks import check_choice, check_number, check_positive
-from bigdl.common.errors import UsageError, WorkerError, as_usage_error
+from bigdl.common.errors import UsageError, WorkerError, as_usage_error, hide_frames
 from bigdl.common.trust import digest_of
 from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.xshards.frames import quoted
@@ -513,6 +513,7 @@ class _Storable(MLWritable, MLReadable):
         return StageReader(cls, trust).load(path)
 
 
+@hide_frames
 class NNModel(Model, ModelParams, _Storable):
     """A Transformer that adds the predictions of a PyTorch model.
 
@@ -595,6 +596,7 @@ class NNModel(Model, ModelParams, _Storable):
         return (module, self._preprocessing), {}
 
 
+@hide_frames
 class NNEstimator(Estimator, TrainingParams, _Storable):
     """A Spark ML Estimator that trains a PyTorch model on DataFrame columns.
 
@@ -925,6 +927,7 @@ def preprocessing_for(preprocessing: object, dataset, column: str) -> object:
 _ONE = ScalarToTensor()
 
 
+@hide_frames
 class NNClassifierModel(NNModel, ClassifierParams):
     """A Transformer that adds the class predicted by a PyTorch model, as a double.
 
@@ -971,6 +974,7 @@ class NNClassifierModel(NNModel, ClassifierParams):
         return arguments, {"_logits": self._logits}
 
 
+@hide_frames
 class NNClassifier(NNEstimator, ClassifierParams):
     """A Spark ML Estimator that trains a PyTorch classifier.
 

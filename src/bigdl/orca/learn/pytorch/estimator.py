@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from bigdl.common.checks import check_choice, check_number, check_positive
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.common.storage import write_bytes
 from bigdl.common.trust import digest_of
 from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, ship_model
@@ -89,6 +89,7 @@ class TrainingOperator:
     """
 
 
+@hide_frames
 class Estimator:
     """Factory of PyTorch Estimators, see :meth:`from_torch`.
 
@@ -302,6 +303,7 @@ def _check_operator(operator) -> None:
     )
 
 
+@hide_frames
 class PyTorchEstimator(TrainingEstimator):
     """Estimator of a PyTorch model, created by :meth:`Estimator.from_torch`.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.trust import digest_of
 from bigdl.orca.cluster.ray import is_alone
 from bigdl.orca.data.file import open_file_system
@@ -56,6 +56,7 @@ __all__ = ["Estimator", "KerasEstimator"]
 _LAYER_METRICS = (*PHASES, "step_s", "sync_s", "bytes_per_step")
 
 
+@hide_frames
 class Estimator:
     """Factory of Keras Estimators, see :meth:`from_keras`.
 
@@ -232,6 +233,7 @@ class Estimator:
         return fs.unstrip_protocol(newest) if "://" in checkpoint_dir else newest
 
 
+@hide_frames
 class KerasEstimator(KerasFiles):
     """Estimator of a Keras model, created by :meth:`Estimator.from_keras`.
 

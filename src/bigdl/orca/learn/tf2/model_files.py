@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bigdl.common.errors import UsageError, as_usage_error
+from bigdl.common.errors import UsageError, as_usage_error, hide_frames
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.storage import file_exists, put_folder, read_bytes, write_bytes, writing
 from bigdl.orca.data.file import open_file_system
@@ -57,6 +57,7 @@ _WEIGHTS_FORMATS = (None, "h5", "hdf5", "keras", "tf", "tensorflow")
 _INPUT_KEYS = ("inputs", "example")
 
 
+@hide_frames
 class KerasFiles(TrainingEstimator):
     """Base class of KerasEstimator with the methods that access, save and load the model.
 
