@@ -13,15 +13,15 @@ from bigdl.common.errors import MissingExtraError
 from bigdl.common.missing import PACKAGES
 
 _FAST = ["torch"]
-_REST = sorted({*PACKAGES} - {*_FAST, "google.protobuf", "numpy", "tensorflow"})
+_NEEDED = ["tensorflow", "PIL", "numpy"]  # by others, and imported without them those are not whole
+_REST = sorted({*PACKAGES} - {*_FAST, *_NEEDED, "google.protobuf"})
 
 
 @pytest.mark.parametrize(
     "packages",
     [
         _FAST,
-        # those that others need come last, since what is imported without them is not whole
-        pytest.param([*_REST, "tensorflow", "numpy"], marks=pytest.mark.slow),
+        pytest.param([*_REST, *_NEEDED], marks=pytest.mark.slow),
     ],
     ids=["torch", "all"],
 )
