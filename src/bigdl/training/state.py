@@ -99,12 +99,19 @@ def _plain_types() -> list[Any]:
     return [*builders, np.ndarray, np.dtype, *dict.fromkeys(dtypes), *values]
 
 
-def seed_everything(seed: int, rank: int = 0) -> int:
-    """Seed torch, NumPy and random, differently on each rank; return the derived seed."""
+def seed_everything(seed: int, rank: int = 0, *, cpu_only: bool = False) -> int:
+    """Seed torch, NumPy and random, differently on each rank; return the derived seed.
+
+    With `cpu_only` the generators of accelerators keep their states. This takes 10 us, while
+    ``torch.manual_seed`` formats the call stack, 0.5 ms, until CUDA is initialized.
+    """
     import torch
 
     mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
-    torch.manual_seed(mixed)
+    if cpu_only:
+        torch.default_generator.manual_seed(mixed)
+    else:
+        torch.manual_seed(mixed)
     np.random.seed(mixed)
     random.seed(mixed)
     return mixed

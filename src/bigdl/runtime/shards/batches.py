@@ -56,7 +56,7 @@ class BatchPlan:
         self.total = min(self.steps * self.batch_size, everything)
         is_short = everything - self.total + self.total % self.batch_size > 0 and not drop_last
         self._short = self.steps - 1 if is_short else 0  # a last batch that is not full
-        self._last = (-1, np.zeros_like(self._rows))
+        self._last: dict[int, np.ndarray] = {}  # of the last batch's two ends
 
     def batch(self, step: int, rank: int) -> tuple[int, int, int]:
         """Return a shard's range of rows in a global batch, and the batch's total number of rows.
@@ -69,7 +69,7 @@ class BatchPlan:
             Rows of the whole global batch.
         """
         low, high = self._taken(step), self._taken(step + 1)
-        self._last = (step + 1, high)
+        self._last = {step: low, step + 1: high}
         return int(low[rank]), int(high[rank]), int((high - low).sum())
 
     def _taken(self, step: int) -> np.ndarray:
@@ -78,8 +78,8 @@ class BatchPlan:
         Row i of a shard of n rows has the position ``(i + 1/2) / n``. The epoch's order sorts the
         rows of all shards by position, then by rank.
         """
-        if step == self._last[0]:
-            return self._last[1]
+        if step in self._last:
+            return self._last[step]
         rows, count = self._rows, min(step * self.batch_size, self.total)
         everything = int(rows.sum())
         if count >= everything:

@@ -330,6 +330,7 @@ class VirtualStep(TorchStep):
         )
         losses, counts, sizes, results = [], [], [], []
         fetch_s = forward_s = backward_s = 0.0
+        seed = mixed_seed(settings.seed, position.epoch, position.batch)
         for number, shard in enumerate(self.rows.shards):
             before = time.perf_counter()
             start, stop, batch_rows = plan.batch(position.batch, self.rows.first + number)
@@ -340,10 +341,7 @@ class VirtualStep(TorchStep):
             fetched = time.perf_counter()
             counted = 0.0
             if rows:
-                seed_everything(
-                    mixed_seed(settings.seed, position.epoch, position.batch),
-                    self.rows.first + number,
-                )
+                seed_everything(seed, self.rows.first + number, cpu_only=True)
                 with self.running.of_shard(number), self._precision():
                     self._forward(rows)
                 batch = runner.batch, runner.output, runner.target, rows, runner.loss
