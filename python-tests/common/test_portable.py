@@ -72,6 +72,38 @@ def test_windows_has_neither_fcntl_nor_process_groups():
     assert run(WINDOWS, "win32").split() == ["fcntl", "resource", "win32", "nt", "False", "False"]
 
 
+WINDOWS_FILES = """\
+import os, sys
+from bigdl.common.platform import files
+
+folder = sys.argv[1]
+path = os.path.join(folder, "bytes")
+file = os.open(path, os.O_RDWR | os.O_CREAT)
+files.write_at(file, memoryview(b"a\\nb"), 0)
+print(files.read_part(file, 9, 0), os.stat(path).st_size)
+files.unlink_open(path)
+print(os.path.exists(path))
+os.close(file)
+files.sync_folder(folder)
+first, second = (os.open(path, os.O_RDWR) for _ in range(2))
+files.lock(first, shared=True)
+try:
+    files.lock(second, wait=False)
+except BlockingIOError:
+    print("locked")
+os.close(first)
+files.lock(second, wait=False)
+os.close(second)
+"""
+
+
+def test_files_on_windows_keep_their_bytes_and_their_locks(tmp_path):
+    """Files are text unless told otherwise, and cannot be removed while they are open."""
+    printed = run(WINDOWS_FILES, "win32", tmp_path).splitlines()
+    assert printed[:3] == [r"b'a\nb' 3", "True", "locked"]
+    assert not (tmp_path / "bytes").exists(), "it is removed at exit"
+
+
 def test_a_test_that_calls_linux_itself_is_skipped():
     def error_of(file: object) -> Exception:
         text = "AttributeError: module 'os' has no attribute 'fork'"
@@ -127,12 +159,14 @@ if __name__ == "__main__":
 """
 
 
-def test_the_local_half_runs_without_what_only_linux_has(tmp_path):
+@pytest.mark.parametrize("platform", ["darwin", pytest.param("win32", marks=pytest.mark.slow)])
+def test_the_local_half_runs_without_what_only_linux_has(tmp_path, platform):
     """Fit, evaluate and predict with two workers; trace and quantize; read a table."""
     program = tmp_path / "local.py"
     program.write_text(LOCAL, encoding="utf-8")
-    printed = run(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
-    expected = ["predicted 64 darwin", "traced True", "quantized True", "read True"]
+    start = f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')"
+    printed = run(start, platform)
+    expected = [f"predicted 64 {platform}", "traced True", "quantized True", "read True"]
     assert [line for line in printed.splitlines() if line in expected] == expected
 
 

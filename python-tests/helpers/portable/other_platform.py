@@ -10,7 +10,7 @@ the standard library is BigDL's. The standard library and installed packages kee
 compiled parts are those for Linux. So this shows which calls BigDL makes, not how packages and
 kernels behave on the other system. It is
 stricter than macOS in one respect, for Windows: there is no fork, no ``SO_REUSEPORT`` and no
-passing of file descriptors.
+passing of file descriptors.  The calls that only Windows has are in `windows_calls`.
 """
 
 import builtins
@@ -114,6 +114,8 @@ def install(platform: str) -> None:
     if _current or platform not in ("darwin", "win32") or sys.platform != "linux":
         raise ValueError(f"cannot imitate {platform!r} on {_current or sys.platform}")
     windows = platform == "win32"
+    if windows:
+        importlib.import_module("windows_calls")  # it keeps the functions that are changed below
     os.environ.update(environment(platform))
     for module_name, on_macos in _NOT_ON_MACOS.items():
         module = importlib.import_module(module_name)
@@ -127,6 +129,9 @@ def install(platform: str) -> None:
     _change_classes(windows)
     _take_fork(windows)
     if windows:
+        import windows_calls
+
+        windows_calls.install()
         _hide_modules()
     _current = platform
 
@@ -284,7 +289,65 @@ def _hide_folders(windows: bool) -> None:
         _change(os, name, check)
     _change(os, "access", access)
     _change(io, "open", check)
+    if windows:
+        _change_files_of_windows()
     builtins.open = io.open
+
+
+def _change_files_of_windows() -> None:
+    import windows_calls
+
+    def descriptor(original, path, flags, *args, **kwargs):
+        if _is_ours():
+            original = windows_calls.open_descriptor
+        else:
+            flags &= ~(windows_calls.O_BINARY | windows_calls.O_TEMPORARY)
+        return original(path, flags, *args, **kwargs)
+
+    def write(original, *args):
+        return windows_calls.write_descriptor(*args)
+
+    def close(original, file):
+        windows_calls.close_descriptor(file)
+
+    def open_file(original, file, mode="r", buffering=-1, encoding=None, *args, **kwargs):
+        if not _is_ours():
+            return original(file, mode, buffering, encoding, *args, **kwargs)
+        if "b" not in mode and encoding in (None, "locale"):
+            encoding = "cp1252"
+        opened = original(file, mode, buffering, encoding, *args, **kwargs)
+        windows_calls.as_binary(opened)
+        return opened
+
+    def remove(original, path, *args, **kwargs):
+        caller = sys._getframe(2).f_code.co_filename
+        if os.path.basename(caller) != "tempfile.py" and _is_ours():  # it does this on Linux only
+            windows_calls.check_not_in_use(path)
+        return original(path, *args, **kwargs)
+
+    def rename(original, source, target, *args, **kwargs):
+        if _is_ours():
+            for path in (source, target):
+                windows_calls.check_not_in_use(path)
+            if original.__name__ == "rename" and os.path.lexists(target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, target)
+        return original(source, target, *args, **kwargs)
+
+    def kill(original, process, number):
+        if _is_ours():
+            original = windows_calls.end_process
+        original(process, number)
+
+    _change(os, "open", descriptor)
+    _change(os, "write", write)
+    _change(os, "close", close)
+    _change(io, "open", open_file)
+    for name in ("unlink", "remove"):
+        _change(os, name, remove)
+    for name in ("rename", "replace"):
+        _change(os, name, rename)
+    _change(os, "kill", kill)
+    shutil._use_fd_functions = False
 
 
 def _change_functions(windows: bool) -> None:
@@ -344,7 +407,7 @@ def _change_classes(windows: bool) -> None:
     def bind(self, address):
         if self.family == _AF_UNIX and _is_ours():
             path = os.fsencode(address)
-            if path.startswith(b"\0") or len(path) > _UNIX_PATH_BYTES:
+            if (path.startswith(b"\0") and not windows) or len(path) > _UNIX_PATH_BYTES:
                 raise OSError("AF_UNIX path too long")
         return super(socket.socket, self).bind(address)
 
@@ -356,20 +419,14 @@ def _change_classes(windows: bool) -> None:
             if os.path.basename(os.fsdecode(program).partition(" ")[0]) in LINUX_PROGRAMS:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
             if windows:
-                if kwargs.get("preexec_fn"):
-                    raise ValueError("preexec_fn is not supported on Windows platforms")
-                if kwargs.get("pass_fds"):
-                    raise ValueError("pass_fds not supported on Windows.")
-                for name in ("creationflags", "process_group", "start_new_session"):
-                    kwargs.pop(name, None)
+                import windows_calls
+
+                windows_calls.popen_arguments(kwargs)
         start(self, args, *others, **kwargs)
 
     ctypes.CDLL.__init__, ctypes.CDLL.__getattr__ = open_library, find_function
     subprocess.Popen.__init__ = open_process
     socket.socket.bind = bind
-    if windows:
-        subprocess.CREATE_NEW_PROCESS_GROUP = 0x200
-        multiprocessing.connection.PipeConnection = multiprocessing.connection.Connection
 
 
 _AF_UNIX = getattr(socket, "AF_UNIX", None)
@@ -402,6 +459,10 @@ def _hide_modules() -> None:
 
     def import_name(name, *args, **kwargs):
         refuse(name)
+        if name == "msvcrt" and _is_ours():
+            import windows_calls
+
+            return windows_calls.msvcrt
         return imported(name, *args, **kwargs)
 
     def import_by_name(name, package=None):

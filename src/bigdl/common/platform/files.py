@@ -41,7 +41,9 @@ DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 def user_id() -> str:
     """Return the user's number, or on Windows a name of letters, digits and ``_``."""
     if sys.platform == "win32":
-        return re.sub(r"\W", "_", getpass.getuser())
+        with contextlib.suppress(ImportError, OSError):  # a service may have no name
+            return re.sub(r"\W", "_", getpass.getuser())
+        return "user"
     return str(os.geteuid())
 
 
@@ -220,7 +222,10 @@ def write_at(file: int, content: memoryview, offset: int) -> int:
     """
     if sys.platform != "win32":
         return os.pwrite(file, content, offset)
+    import msvcrt
+
     with _position_lock:
+        msvcrt.setmode(file, os.O_BINARY)  # of text, a line feed would become two bytes
         os.lseek(file, offset, os.SEEK_SET)
         return os.write(file, content)
 
@@ -229,7 +234,10 @@ def read_part(file: int, size: int, offset: int) -> bytes:
     """Read at most `size` bytes of an open file from an offset; threads may call this at once."""
     if sys.platform != "win32":
         return os.pread(file, size, offset)
+    import msvcrt
+
     with _position_lock:
+        msvcrt.setmode(file, os.O_BINARY)
         os.lseek(file, offset, os.SEEK_SET)
         return os.read(file, size)
 
@@ -277,6 +285,17 @@ def copy_range(source: IO[bytes], target: IO[bytes], start: int, count: int) -> 
         target.write(content)
         count -= len(content)
     target.flush()
+
+
+def sync_folder(path: str | Path) -> None:
+    """Write the names of a folder's files to the disk; Windows does this itself."""
+    if sys.platform == "win32":
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 # Mappings -----------------------------------------------------------------------------------------

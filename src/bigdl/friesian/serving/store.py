@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
-from bigdl.common.platform.files import lock
+from bigdl.common.platform.files import lock, sync_folder
 from bigdl.friesian.serving.rows import (
     Features,
     Ids,
@@ -572,11 +572,7 @@ class EmbeddedStore(FeatureStore):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self._path / _MANIFEST)
-        folder = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._path)
 
     def _remove_unnamed(self, manifest: dict[str, Any]) -> None:
         named = {
