@@ -18,7 +18,7 @@ from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.joined import JoinedShard, common_leaves, widen_spool
 from bigdl.runtime.shards.shard import Shard, SpoolWriter
-from bigdl.runtime.shards.table_batches import EpochRows, TablePlan, rows_from, table_order
+from bigdl.runtime.shards.table_batches import EpochRows, PartRows, TablePlan, table_order
 
 ROWS, BATCH = 5003, 400
 
@@ -107,8 +107,6 @@ def test_steps_of_any_workers_are_those_of_one_order(
     assert sorted(each for step in whole for each in step) == list(range(rows))
     middle = int(stop * len(whole))
     assert [*steps(workers, 0, middle), *steps(others, middle, None)] == whole
-    left = rows_from(facts, 3, epoch, middle * batch_size, range(rows))
-    assert np.flatnonzero(left).tolist() == sorted(each for step in whole[middle:] for each in step)
 
 
 @settings(max_examples=15, deadline=None)
@@ -142,10 +140,24 @@ class Steps(Callback):
     def __init__(self, folder):
         self.folder = folder
 
+    def before_run(self, runner):
+        use_hosts(None)  # the rows are open
+
     def after_train_iter(self, runner):
         if runner.batch is not None:
             path = f"{self.folder}/{runner.global_step}-{runner.rank}"
             np.save(path, runner.batch[0].numpy())
+
+
+def use_hosts(hosts):
+    """Let the workers of this process map spools of their host only; None for all of a machine."""
+    from bigdl.runtime.shards.joined import machine_of
+    from bigdl.training import table_rows
+
+    def ranks_of_host(rank, views):
+        return [each for each, host in enumerate(hosts) if host == hosts[rank]]
+
+    table_rows.machine_of = ranks_of_host if hosts else machine_of
 
 
 def rows_of_steps(folder):
@@ -158,6 +170,10 @@ def rows_of_steps(folder):
     return [
         [row for rank in sorted(ranks) for row in ranks[rank]] for _, ranks in sorted(steps.items())
     ]
+
+
+def sorted_steps(steps):
+    return [sorted(step) for step in steps]
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +200,11 @@ class Scaled(nn.Module):
         return self.layer(x[:, None] / ROWS)[:, 0]
 
 
-def fit(data, workers, folder, model_dir=None, backend="local", **options):
+def fit(data, workers, folder, model_dir=None, backend="local", hosts=None, config=None, **options):
     import torch
 
     def model(config):
+        use_hosts(hosts)
         torch.manual_seed(0)
         return Scaled()
 
@@ -195,6 +212,7 @@ def fit(data, workers, folder, model_dir=None, backend="local", **options):
         model=model,
         optimizer=lambda model, config: torch.optim.SGD(model.parameters(), lr=0.1),
         loss=nn.MSELoss(),
+        config=config,
         backend=backend,
         workers_per_node=workers,
         model_dir=None if model_dir is None else str(model_dir),
@@ -215,6 +233,45 @@ def fit(data, workers, folder, model_dir=None, backend="local", **options):
 def test_the_workers_of_a_fit_read_the_rows_of_a_table_loader(table, expected, tmp_path, workers):
     fit(table, workers, tmp_path, epochs=2)
     assert rows_of_steps(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options"),
+    [
+        ([0, 1], {}),
+        ([0, 1, 0], {"config": {"shuffle_memory": 1000}}),
+        ([0, 0, 1], {"batch_size": 47}),
+        ([0, 1], {"config": {"shuffle": False}}),
+    ],
+    ids=["large", "windows", "small", "unshuffled"],
+)
+def test_workers_on_several_hosts_read_the_rows_of_one(table, tmp_path, hosts, options):
+    several, one = tmp_path / "several", tmp_path / "one"
+    a = fit(table, len(hosts), several, epochs=2, hosts=hosts, **options)
+    if "shuffle_memory" in options.get("config", {}):  # a window of as many rows
+        options = {"config": {"shuffle_memory": 1000 * len(hosts)}}
+    b = fit(table, 1, one, epochs=2, **options)
+    assert sorted_steps(rows_of_steps(several)) == sorted_steps(rows_of_steps(one))
+    for left, right in zip(a.get_model().parameters(), b.get_model().parameters(), strict=True):
+        np.testing.assert_allclose(left.detach(), right.detach(), rtol=1e-3)
+
+
+def test_rows_that_hosts_exchange_are_those_of_one_host_for_each_worker(table, tmp_path):
+    for name, hosts in [("several", [0, 1, 1]), ("one", None)]:
+        fit(table, 3, tmp_path / name, epochs=1, hosts=hosts, batch_size=32)
+    assert rows_of_steps(tmp_path / "several") == rows_of_steps(tmp_path / "one")
+
+
+@pytest.mark.parametrize("batch_size", [BATCH, 47])
+def test_a_fit_is_resumed_in_an_epoch_on_other_hosts(table, tmp_path, batch_size):
+    steps, model_dir = tmp_path / "steps", tmp_path / "models"
+    options = {"batch_size": batch_size, "checkpoint_trigger": SeveralIteration(1)}
+    fit(table, 3, steps, model_dir, hosts=[0, 1, 1], max_steps=5, **options)
+    fit(table, 2, steps, model_dir, hosts=[0, 1], max_steps=9, resume="auto", **options)
+    fit(table, 1, steps, model_dir, epochs=2, resume="auto", batch_size=batch_size)
+    loader = TableLoader(table, batch_size=batch_size, seed=3)
+    whole = [batch["x"].int().tolist() for _ in range(2) for batch in loader]
+    assert sorted_steps(rows_of_steps(steps)) == sorted_steps(whole)
 
 
 @pytest.mark.parametrize("others", [2, 3])

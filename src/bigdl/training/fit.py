@@ -995,26 +995,13 @@ class WorkerCheckpointer(Checkpointer):
             self._step.put_sums(loads(files["rng.pt"]))
 
     def _restore_order(self, manifest: dict[str, OrderFacts]) -> None:
-        """Resume after the last row of a table's order; may be a collective operation."""
-        layout, position, source = self._state.layout, self._state.position, self._step.source
+        """Resume after the last row of a table's order."""
+        layout, source = self._state.layout, self._step.source
         if not isinstance(source, TableRows):
             layout.check(manifest, self._sync.rank)  # raises an error
             return
-        order = manifest["order"]
-        source.check_table(order)
+        source.check_table(manifest["order"])
         layout.check(manifest, self._sync.rank, rows=False)
-        if layout.order is None:  # the rows are on several machines
-            if getattr(self._settings, "steps_per_epoch", None):
-                raise UsageError(
-                    "The checkpoint was taken in the middle of an epoch of steps_per_epoch by "
-                    "workers on one machine, and these are on several; resume on one machine, or "
-                    "from a checkpoint at the end of an epoch",
-                    code="checkpoint-mismatch",
-                    argument="steps_per_epoch",
-                )
-            start = position.batch * layout.batch_size
-            share = source.remaining_in(order, layout.seed, position.epoch, start)
-            self._state.remaining = self._batches_of_shares(int(share.sum()), share)
 
     def _remaining_batches(self, left: SavedSlices) -> RemainingBatches:
         """Distribute the epoch's remaining rows over the workers; a collective operation."""

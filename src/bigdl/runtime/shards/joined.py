@@ -1,7 +1,7 @@
 """Spools of one table, mapped by every worker of their machine as one shard.
 
-Each worker writes the spool of its part of a table.  A :class:`JoinedShard` maps all of them into
-one range of addresses per column, so that a single gather reads any rows of the table.  Nothing is
+Each worker writes the spool of its part of a table.  A :class:`JoinedShard` maps those of a machine
+into one range of addresses per column, so that a single gather reads any of their rows.  Nothing is
 copied: the processes share the pages of the page cache.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bigdl.common.platform.files import can_map_together, map_together
+from bigdl.common.platform.files import can_map_together, map_private, map_together
 from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.shard import Shard, Spool, open_private
 from bigdl.runtime.shards.texts import is_text, widen_texts
@@ -31,11 +31,7 @@ def common_leaves(spools: Sequence[Spool]) -> list[ArraySpec] | None:
         Spools of one table; those without rows are ignored.
     """
     filled = [each.leaves for each in spools if each.rows]
-    if (
-        not can_map_together()
-        or not filled
-        or any(len(leaves) != len(filled[0]) for leaves in filled)
-    ):
+    if not filled or any(len(leaves) != len(filled[0]) for leaves in filled):
         return None
     common: list[ArraySpec] = []
     for of_spools in zip(*filled, strict=True):
@@ -63,6 +59,20 @@ def widen_spool(spool: Spool, leaves: Sequence[ArraySpec]) -> None:
                 target.write(np.ascontiguousarray(widen_texts(data, leaf.dtype, wide.dtype)).data)
 
 
+def machine_of(rank: int, views: Sequence[Sequence[bool]]) -> list[int]:
+    """Return the ranks that can map the same spools as a rank, which are all of their spools.
+
+    Parameters
+    ----------
+    rank : int
+    views : sequence of sequence of bool
+        For each rank, whether it sees the spool of each rank.
+    """
+    if not can_map_together():
+        return [rank]
+    return [each for each, seen in enumerate(views) if list(seen) == list(views[rank])]
+
+
 def _path(spool: Spool, number: int, leaf: ArraySpec) -> str:
     is_same = spool.leaves[number] == leaf
     return os.path.join(spool.path, f"{number}.bin" if is_same else f"{number}.wide.bin")
@@ -74,14 +84,14 @@ class JoinedShard(Shard):
     Parameters
     ----------
     spools : sequence of Spool
-        Spools on this machine that together hold the table.
+        Spools on this machine; only a single one, where files cannot be mapped together.
     leaves : sequence of ArraySpec
         Result of :func:`common_leaves`; texts have been widened by :func:`widen_spool`.
 
     Attributes
     ----------
     rows : int
-        Number of rows of the table.
+        Number of rows of the spools.
     arrays : list of ndarray
         Arrays with gaps between the spools, see :meth:`stored_rows`.
     """
@@ -106,9 +116,9 @@ class JoinedShard(Shard):
         ]
 
     def stored_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the indices into :attr:`arrays` of rows of the table."""
+        """Return the indices into :attr:`arrays` of those rows of the table that the spools hold."""
         if len(self._ends) == 1:
-            return rows
+            return rows + self._shifts[0] if self._shifts[0] else rows
         stored: np.ndarray = rows + self._shifts[np.searchsorted(self._ends, rows, side="right")]
         return stored
 
@@ -126,6 +136,9 @@ def _map_all(
     width = int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
     if not end or not width:
         return np.empty(shape, leaf.dtype)
+    if len(paths) == 1:
+        with open(paths[0], "rb") as file:
+            return np.frombuffer(map_private(file.fileno()), leaf.dtype).reshape(shape)
     files = [
         (path, start * width, spool.rows * width)
         for path, spool, start in zip(paths, spools, starts, strict=True)

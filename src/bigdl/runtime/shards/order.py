@@ -7,7 +7,8 @@ needs memory for the rows; any position can be computed.
 :class:`ShardOrder`
     The table is cut into V virtual shards of equal size.  Each shard is permuted, and the shards
     are interleaved: each round of V positions has one row of every shard, in a random order.  With
-    one shard it is one permutation of all rows.
+    one shard it is one permutation of all rows.  Optionally a shard is permuted block by block, so
+    that V blocks are read at a time.
 :class:`WindowOrder`
     For tables that do not fit on the disk: blocks of consecutive rows are permuted, several blocks
     form a window, and the rows of a window are permuted.
@@ -144,6 +145,9 @@ class ShardOrder:
     Parameters
     ----------
     rows, shards, seed, epoch : int
+    block : int, optional
+        Permute the blocks of this number of rows of each shard, and the rows of each block; by
+        default all rows of the shard. The last, shorter block of a shard stays the last.
 
     Notes
     -----
@@ -152,11 +156,13 @@ class ShardOrder:
     rows of the first r shards.
     """
 
-    def __init__(self, rows: int, shards: int, seed: int, epoch: int):
-        self.rows, self._shards = rows, shards
+    def __init__(self, rows: int, shards: int, seed: int, epoch: int, block: int | None = None):
+        self.rows, self._shards, self._block = rows, shards, block
         self._quotient, self._remainder = divmod(rows, shards)
         largest = max(1, -(-rows // shards))
-        self._in_shard = _Permutations(_bits(largest), seed, epoch, 0)
+        if block is not None:
+            self._of_blocks = _Permutations(_bits(max(1, largest // block)), seed, epoch, 5)
+        self._in_shard = _Permutations(_bits(block or largest), seed, epoch, 0)
         self._in_round = _Permutations(_bits(shards), seed, epoch, 1)
         tweaks = [_mixed(seed, epoch, 2, shard) & 0xFFFFFFFF for shard in range(shards)]
         self._tweaks = np.array(tweaks, np.uint32)
@@ -176,9 +182,90 @@ class ShardOrder:
         # a cheap hash, since it is needed for every round
         hashed = rounds.astype(np.uint32) * np.uint32(0x9E3779B1)
         shards = self._in_round(slots, width, hashed ^ (hashed >> np.uint32(15)))
-        within = self._in_shard(rounds, self._sizes[shards], self._tweaks[shards])
-        numbers: np.ndarray = self._first[shards] + within
+        return self._rows_of(rounds, shards)
+
+    def _rows_of(self, rounds: np.ndarray, shards: np.ndarray) -> np.ndarray:
+        """Return the table row index of each pair of a round and a shard."""
+        sizes, tweaks, block = self._sizes[shards], self._tweaks[shards], self._block
+        if block is None:
+            numbers: np.ndarray = self._first[shards] + self._in_shard(rounds, sizes, tweaks)
+            return numbers
+        number, offset = np.divmod(rounds, block)
+        full = sizes // block
+        width = np.where(number < full, block, sizes - full * block)
+        permuted = number.copy()
+        is_full = np.flatnonzero(number < full)
+        permuted[is_full] = self._of_blocks(number[is_full], full[is_full], tweaks[is_full])
+        mixed = tweaks ^ (number.astype(np.uint32) * np.uint32(0x9E3779B1))
+        within = permuted * block + self._in_shard(offset, width, mixed)
+        numbers = self._first[shards] + within
         return numbers
+
+    def rows_in(
+        self, intervals: Sequence[tuple[int, int]], parts: Sequence[tuple[int, int]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows at given positions that are in given parts of the table.
+
+        The time is that of the returned rows, and of two rounds per interval.
+
+        Parameters
+        ----------
+        intervals : sequence of (int, int)
+            Disjoint ranges of positions.
+        parts : sequence of (int, int)
+            Disjoint ranges of row indices, ascending.
+
+        Returns
+        -------
+        rows : ndarray of int64
+            The rows of each interval in turn, in an unspecified order.
+        counts : ndarray of int64
+            Number of rows of each interval.
+        """
+        lows, highs = np.array(intervals, np.int64).reshape(-1, 2).T
+        # rounds that are completely in an interval have one row of each shard
+        first = -(-lows // self._shards)
+        last = np.maximum(first, np.minimum(highs // self._shards, self._quotient))
+        head = np.minimum(first * self._shards, highs)
+        tail = np.minimum(highs, np.maximum(head, last * self._shards))
+        positions, of_positions = _numbers_in(
+            np.concatenate([lows, tail]), np.concatenate([head, highs])
+        )
+        of_positions %= len(lows)
+        rows = [self.rows_at(positions)]
+        owners = [of_positions]
+        overlap = [
+            (low < self._first + self._sizes) & (self._first < high)
+            for low, high in parts
+            if low < high
+        ]
+        shards = np.flatnonzero(np.any(overlap, axis=0)) if overlap else np.empty(0, np.int64)
+        rounds, of_rounds = _numbers_in(first, last)
+        if len(rounds) and len(shards):
+            rows.append(
+                self._rows_of(np.repeat(rounds, len(shards)), np.tile(shards, len(rounds)))
+            )
+            owners.append(np.repeat(of_rounds, len(shards)))
+        return _of_parts(np.concatenate(rows), np.concatenate(owners), len(lows), parts)
+
+
+def _numbers_in(lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the integers of several ranges, and the index of the range of each."""
+    counts = highs - lows
+    ranges = np.repeat(np.arange(len(lows)), counts)
+    starts = lows - (np.cumsum(counts) - counts)
+    return np.arange(len(ranges), dtype=np.int64) + starts[ranges], ranges
+
+
+def _of_parts(
+    rows: np.ndarray, owners: np.ndarray, count: int, parts: Sequence[tuple[int, int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Select the rows in some parts of the table, sorted by the interval that owns them."""
+    edges = np.array(parts, np.int64).reshape(-1)
+    is_in = np.searchsorted(edges, rows, side="right") % 2 == 1
+    rows, owners = rows[is_in], owners[is_in]
+    by_owner = np.argsort(owners, kind="stable")
+    return rows[by_owner], np.bincount(owners, minlength=count)
 
 
 class WindowOrder:
@@ -241,7 +328,9 @@ class WindowOrder:
 Order = TableOrder | ShardOrder | WindowOrder
 
 
-def order_facts(rows: int, shuffle: bool | str, window: int | None) -> dict[str, int | str]:
+def order_facts(
+    rows: int, shuffle: bool | str, window: int | None, *, by_shard: bool = False
+) -> dict[str, int | str]:
     """Return a JSON-serializable description of a table's order, for :func:`make_order`.
 
     Parameters
@@ -250,7 +339,12 @@ def order_facts(rows: int, shuffle: bool | str, window: int | None) -> dict[str,
     shuffle : bool or "global"
     window : int or None
         Number of rows of a window, for a table that is read in windows.
+    by_shard : bool
+        Whether a window has a block of each virtual shard, so that each of its batches has rows of
+        all parts of the table, instead of random blocks.
     """
+    if window is not None and by_shard and shuffle and rows >= SHARDS * _FEWEST:
+        return {"kind": "shard windows", "shards": SHARDS, "rows": window}
     if window is not None:
         return {"kind": "windows" if shuffle else "table windows", "rows": window}
     if not shuffle:
@@ -266,6 +360,9 @@ def make_order(facts: dict[str, int | str], rows: int, seed: int, epoch: int) ->
         return TableOrder(rows)
     if order_type == "shards":
         return ShardOrder(rows, int(facts["shards"]), seed, epoch)
+    if order_type == "shard windows":
+        shards = int(facts["shards"])
+        return ShardOrder(rows, shards, seed, epoch, max(1, int(facts["rows"]) // shards))
     if order_type in ("windows", "table windows"):
         return WindowOrder(rows, int(facts["rows"]), seed, epoch, shuffle=order_type == "windows")
     raise UsageError(

@@ -2,23 +2,30 @@
 
 The order is that of a :class:`~bigdl.data.TableLoader` with the same table and seed
 (:mod:`bigdl.runtime.shards.order`).  In each step the workers together have the next `batch_size`
-rows of it, whatever their number.  So the number of finished steps is the whole state.
+rows of it, whatever their number and wherever they run.  So the number of finished steps is the
+whole state.
+
+The rows of a step are divided among the workers in one of two ways.  By position, each worker has a
+range of the step's positions (:class:`EpochRows`).  By place, each worker has those rows of its
+machine's range that its machine has read from the table (:class:`PartRows`).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 
 from bigdl.runtime.shards.batches import BatchPlan
-from bigdl.runtime.shards.order import make_order, order_facts
+from bigdl.runtime.shards.order import ShardOrder, make_order, order_facts
 
 OrderFacts = dict[str, int | str]
 """JSON facts of an order, with ``table``, ``table_rows`` and ``fingerprint`` of the table."""
 
 _BLOCK = 1 << 16  # positions whose rows are computed together
+_FEWEST_ROWS = 16  # of a worker in a step that is divided by place; the number of rows varies by 2
 
 
 def table_order(
@@ -39,7 +46,8 @@ def table_order(
     window = None
     if any(windows):
         window = sum(each or of_part for each, of_part in zip(windows, parts, strict=True))
-    facts = order_facts(int(table["table_rows"]), shuffle, window if shuffle else None)
+    window = window if shuffle else None
+    facts = order_facts(int(table["table_rows"]), shuffle, window, by_shard=True)
     return {**facts, **table}
 
 
@@ -65,17 +73,46 @@ class TablePlan(BatchPlan):
     Attributes
     ----------
     facts : dict
+    workers : int
+    pass_rows : PartRows or None
+        Rows of this worker in the current pass, if rows are divided by place.
     """
+
+    pass_rows: PartRows | None = None
 
     def __init__(self, parts: Sequence[int], batch_size: int, drop_last: bool, facts: OrderFacts):
         super().__init__(parts, batch_size, drop_last)
-        self.facts, self._workers = facts, len(parts)
+        self.facts, self.workers = facts, len(parts)
+
+    @property
+    def are_spread(self) -> bool:
+        """True if each part of the table has about its share of the rows of each step.
+
+        A worker then has enough rows of each step for layers such as batch normalization.
+        """
+        rows = min(self.batch_size, self.total) // self.workers
+        return int(self.facts.get("shards", 1)) > 1 and rows >= _FEWEST_ROWS
+
+    @property
+    def end_of_full_steps(self) -> int:
+        """Position after the last step of `batch_size` rows."""
+        return self.total // self.batch_size * self.batch_size
 
     def batch(self, step: int, rank: int) -> tuple[int, int, int]:
-        """Return a rank's range of positions in a step, and the step's total number of rows."""
+        """Return a rank's range of positions in a step, and the step's total number of rows.
+
+        If rows are divided by place, the range has the number of this worker's rows.
+        """
         first = step * self.batch_size
-        count = min(self.batch_size, self.total - first)
-        workers = self._workers
+        if self.pass_rows is not None and first < self.end_of_full_steps:
+            return first, first + self.pass_rows.count(step), self.batch_size
+        return self.range_of_positions(step, rank)
+
+    def range_of_positions(self, step: int, rank: int) -> tuple[int, int, int]:
+        """Return a rank's range of positions in a step that is divided by position."""
+        first = step * self.batch_size
+        count = max(0, min(self.batch_size, self.total - first))
+        workers = self.workers
         if count < self.batch_size:
             # layers such as batch normalization need two rows in each worker that has any
             workers = min(workers, max(1, count // 2))
@@ -111,17 +148,17 @@ class EpochRows:
 
     def __getitem__(self, positions: slice) -> np.ndarray:
         """Return the stored rows at the positions of this rank in one step."""
-        start = int(positions.start)
-        if start not in self._block:
-            self._block = self._block_from(start // self._plan.batch_size)
-        return self._block[start]
+        start, block = int(positions.start), self._block
+        if start not in block:
+            block = self._block = self._block_from(start // self._plan.batch_size)
+        return block[start]
 
     def _block_from(self, step: int) -> dict[int, np.ndarray]:
         """Compute the rows of the steps from `step`; one call for several steps is much faster."""
         plan, rank = self._plan, self._rank
-        start, stop, _ = plan.batch(step, rank)
+        start, stop, _ = plan.range_of_positions(step, rank)
         steps = range(step, min(plan.steps, step + max(1, _BLOCK // max(1, stop - start))))
-        ranges = [plan.batch(each, rank)[:2] for each in steps]
+        ranges = [plan.range_of_positions(each, rank)[:2] for each in steps]
         positions = np.concatenate([np.arange(*each, dtype=np.int64) for each in ranges])
         rows = self._stored_rows(self._order.rows_at(positions))
         ends = np.cumsum([0, *(high - low for low, high in ranges)]).tolist()
@@ -132,21 +169,52 @@ class EpochRows:
         }
 
 
-def rows_from(facts: OrderFacts, seed: int, epoch: int, start: int, part: range) -> np.ndarray:
-    """Return the mask of a part of a table's rows that an epoch reads at position `start` or later.
+class PartRows(EpochRows):
+    """Table rows of a worker in one epoch: rows that its machine has read from the table.
+
+    In each step, a worker has the rows of its machine at its machine's range of positions: the
+    workers of a machine divide the positions of the step among them.
 
     Parameters
     ----------
-    facts : dict
-        See :func:`table_order`.
-    seed, epoch, start : int
-    part : range
-        Row numbers.
+    plan, facts, seed, epoch, stored_rows
+        See :class:`EpochRows`.
+    parts : sequence of (int, int)
+        Row numbers that the machine has read.
+    member, members : int
+        Number of this worker among the workers of its machine, and their number.
     """
-    rows = int(facts["table_rows"])
-    order = make_order(facts, rows, seed, epoch)
-    mask = np.zeros(len(part), bool)
-    for low in range(start, rows, _BLOCK):
-        numbers = order.rows_at(np.arange(low, min(low + _BLOCK, rows), dtype=np.int64))
-        mask[numbers[(numbers >= part.start) & (numbers < part.stop)] - part.start] = True
-    return mask
+
+    def __init__(
+        self,
+        plan: TablePlan,
+        facts: OrderFacts,
+        seed: int,
+        epoch: int,
+        stored_rows: Callable[[np.ndarray], np.ndarray],
+        parts: Sequence[tuple[int, int]],
+        member: int,
+        members: int,
+    ):
+        super().__init__(plan, facts, seed, epoch, member, stored_rows)
+        self._parts, self._members = parts, members
+
+    def count(self, step: int) -> int:
+        """Return the number of this worker's rows in a step."""
+        return len(self[slice(step * self._plan.batch_size, None)])
+
+    def _block_from(self, step: int) -> dict[int, np.ndarray]:
+        size, member, members = self._plan.batch_size, self._rank, self._members
+        low, high = size * member // members, size * (member + 1) // members
+        share = sum(stop - start for start, stop in self._parts) / self._order.rows
+        steps = max(1, int(_BLOCK / max(1.0, (high - low) * share)))
+        full = self._plan.end_of_full_steps // size
+        firsts = range(step * size, min(step + steps, full) * size, size)
+        intervals = [(first + low, first + high) for first in firsts]
+        rows, counts = cast("ShardOrder", self._order).rows_in(intervals, self._parts)
+        ends = np.cumsum([0, *counts.tolist()]).tolist()
+        stored = self._stored_rows(rows)
+        return {
+            first: stored[start:stop]
+            for first, (start, stop) in zip(firsts, itertools.pairwise(ends), strict=True)
+        }
