@@ -564,13 +564,6 @@ class TensorShard(BatchSource):
     def _ids(self) -> np.ndarray:
         return row_ids([tensor.numpy() for tensor in self._tensors.values()], self.rows)
 
-    def checksum_of(self, rows: np.ndarray) -> int:
-        """Return an order-independent checksum of some rows."""
-        if not len(rows):
-            return 0
-        arrays = [tensor.numpy()[rows] for tensor in self._tensors.values()]
-        return int(row_ids(arrays, len(rows)).sum(dtype=np.uint64))
-
     def ids_from(self, order: RowOrder | None, start: int) -> np.ndarray | None:
         if sum(tensor.nbytes for tensor in self._tensors.values()) > LARGEST:
             return None

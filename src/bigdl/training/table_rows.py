@@ -1,20 +1,20 @@
 """Training rows of a table in its global order, read by the workers of a fit together.
 
-Each worker has read a part of the table.  Whatever their number and machines, the workers read the
-table in the order of a :class:`~bigdl.data.TableLoader` (:mod:`bigdl.runtime.shards.table_batches`).
-How a worker gets its rows of a step depends on the machines:
+Each worker has read a part of the table.  Any number of workers on any machines read the table in
+the order of a :class:`~bigdl.data.TableLoader` (:mod:`bigdl.runtime.shards.table_batches`).  The
+source of the rows of a step depends on the machines:
 
-* All workers map the parts of each other, if they are on one Linux machine.
+* All workers map the parts of each other, if they are on one machine.
 * Otherwise the rows of a step are divided by place, if the order spreads them over all parts: each
   machine takes those rows that it has, so that none is sent.
 * Otherwise, and in a short last step, the workers fetch their rows of the epoch from the workers
-  that have them, at its begin.
+  that have them, when it starts.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,6 @@ from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.joined import JoinedShard, common_leaves, machine_of, widen_spool
-from bigdl.runtime.shards.order import make_order
 from bigdl.runtime.shards.shard import Shard, Spool, SpoolWriter, remove_spool
 from bigdl.runtime.shards.table_batches import EpochRows, OrderFacts, PartRows, TablePlan
 from bigdl.training.batches import BatchSettings, BatchSource, Pass, TensorShard, all_gather_json
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from bigdl.training.batches import RowOrder
     from bigdl.training.slices import SavedSlices
 
-_SAMPLE = 1024  # rows of the table that the fingerprint covers
 _FETCHED_BYTES = 16 << 20  # of the rows of a worker that are fetched at a time
 
 
@@ -62,24 +60,16 @@ def in_table_order(
         return source
     if shard.spool.table is None:
         return source
-    name, rows, first = (shard.spool.table[each] for each in ("name", "rows", "first"))
-    part = range(int(first), int(first) + source.rows)
-    known = {"spool": shard.spool.to_json(), "sample": _sample_of(source, part, int(rows))}
-    everyone = all_gather_json(sync, known)
-    fingerprint = sum(each["sample"] for each in everyone) % (1 << 64)
-    table = {"table": name, "table_rows": rows, "fingerprint": f"{fingerprint:016x}"}
-    spools = [Spool.from_json(each["spool"]) for each in everyone]
+    everyone = all_gather_json(sync, shard.spool.to_json())
+    spools = [Spool.from_json(each) for each in everyone]
     leaves = common_leaves(spools)
     if leaves is None or not _are_consecutive(spools):  # a file was replaced while it was read
         return source
+    of_parts = [each.table for each in spools if each.table is not None]
+    fingerprint = sum(int(each["digest"]) for each in of_parts) % (1 << 64)
+    name, rows = of_parts[0]["name"], of_parts[0]["rows"]
+    table = {"table": name, "table_rows": rows, "fingerprint": f"{fingerprint:016x}"}
     return TableRows(source, table, TableParts(shard.spool, spools, leaves, sync), settings)
-
-
-def _sample_of(source: TensorShard, part: range, table_rows: int) -> int:
-    """Hash the part's rows among rows at fixed numbers of the table."""
-    numbers = np.unique(np.arange(_SAMPLE) * table_rows // _SAMPLE)
-    low, high = np.searchsorted(numbers, [part.start, part.stop])
-    return source.checksum_of(numbers[low:high] - part.start)
 
 
 def _are_consecutive(spools: Sequence[Spool]) -> bool:

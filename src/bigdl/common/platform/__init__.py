@@ -66,8 +66,8 @@ LOSSES: dict[str, dict[str, str]] = {
     "temporary files of killed programs": {
         WINDOWS: "They are removed by the next program of the user.",
     },
-    "tables in one order for all workers": {
-        WINDOWS: "Several workers of a fit read their parts of a table, each in its own order.",
+    "tables mapped by all workers of a machine": {
+        WINDOWS: "Each worker of a fit takes rows that it has read, or copies of others.",
     },
     "private files": {
         WINDOWS: "The access rights of the parent folder apply, as there are no owners and modes.",

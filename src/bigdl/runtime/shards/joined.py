@@ -116,7 +116,7 @@ class JoinedShard(Shard):
         ]
 
     def stored_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the indices into :attr:`arrays` of those rows of the table that the spools hold."""
+        """Return the indices into :attr:`arrays` of rows of the table that the spools contain."""
         if len(self._ends) == 1:
             return rows + self._shifts[0] if self._shifts[0] else rows
         stored: np.ndarray = rows + self._shifts[np.searchsorted(self._ends, rows, side="right")]

@@ -242,9 +242,7 @@ class ShardOrder:
         shards = np.flatnonzero(np.any(overlap, axis=0)) if overlap else np.empty(0, np.int64)
         rounds, of_rounds = _numbers_in(first, last)
         if len(rounds) and len(shards):
-            rows.append(
-                self._rows_of(np.repeat(rounds, len(shards)), np.tile(shards, len(rounds)))
-            )
+            rows.append(self._rows_of(np.repeat(rounds, len(shards)), np.tile(shards, len(rounds))))
             owners.append(np.repeat(of_rounds, len(shards)))
         return _of_parts(np.concatenate(rows), np.concatenate(owners), len(lows), parts)
 

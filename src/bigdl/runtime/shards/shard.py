@@ -36,6 +36,7 @@ from bigdl.common.platform.processes import (
     set_open_file_limit,
 )
 from bigdl.runtime.shards.columns import ArraySpec, ColumnSpec
+from bigdl.runtime.shards.digest import digest_of_rows
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, is_text, widen_texts
 
@@ -69,8 +70,8 @@ class Spool:
     columns : list of str
         Names of the columns, including map columns without known keys.
     table : dict or None
-        For consecutive rows of a table: its ``name``, the number of its ``rows``, and the number
-        of the ``first`` row of the spool.
+        For consecutive rows of a table: its ``name``, the number of its ``rows``, the number of
+        the ``first`` row of the spool, and the ``digest`` of the spool's rows.
     """
 
     path: str
@@ -147,7 +148,7 @@ class SpoolWriter:
         self.rows = 0
 
     def number_rows(self, table: str, first: int, rows: int) -> None:
-        """Declare that the rows are consecutive rows of a table.
+        """Declare that the rows are consecutive rows of a table, appended in their order.
 
         Parameters
         ----------
@@ -158,7 +159,7 @@ class SpoolWriter:
         rows : int
             Number of rows of the table.
         """
-        self._table = {"name": table, "first": first, "rows": rows}
+        self._table = {"name": table, "first": first, "rows": rows, "digest": 0}
 
     def expect(self, rows: int) -> None:
         """Preallocate the files for an expected number of rows, before the first chunk.
@@ -193,6 +194,9 @@ class SpoolWriter:
             checksum = zlib.crc32(view[:_SAMPLE], checksum)
         self._chunks.append((source, sequence, rows, checksum))
         self._stored.append(leaves)
+        if self._table is not None:
+            first, digest = int(self._table["first"]) + self.rows, int(self._table["digest"])
+            self._table["digest"] = (digest + digest_of_rows(arrays, first)) % (1 << 64)
         self.rows += rows
 
     def adopt(self, rows: int, leaves: list[ArraySpec], paths: list[str]) -> None:
