@@ -287,6 +287,30 @@ def test_another_version_of_the_files_is_refused(tmp_path):
         TableLoader(str(tmp_path)).load_state_dict(state)
 
 
+@pytest.mark.parametrize("column", ["id", "text"])
+def test_a_copy_of_the_files_is_accepted_and_a_changed_value_is_not(tmp_path, column):
+    def write(folder, **changed):
+        (tmp_path / folder).mkdir()
+        columns = {"id": np.arange(100), "text": [f"{i:03d}" for i in range(100)]} | changed
+        options = {"use_dictionary": False, "compression": "none", "write_statistics": False}
+        pq.write_table(pa.table(columns), tmp_path / folder / "a.parquet", **options)
+        return str(tmp_path / folder)
+
+    loader = TableLoader(write("a"), batch_size=30, seed=1)
+    batches = iter(loader)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    copy = TableLoader(write("b"), batch_size=30, seed=1)
+    copy.load_state_dict(state)
+    assert [batch["id"].tolist() for batch in copy] == [batch["id"].tolist() for batch in batches]
+    values = {"id": np.arange(100), "text": [f"{i:03d}" for i in range(100)]}[column]
+    values[50] = values[51]
+    changed = TableLoader(write("c", **{column: values}), batch_size=30, seed=1)
+    assert changed.state_dict()["fingerprint"] == state["fingerprint"]  # equal footers
+    with refused("checkpoint-mismatch", "other values"):
+        changed.load_state_dict(state)
+
+
 def test_another_table_in_memory_is_refused():
     state = TableLoader(pa.table({"id": [1, 2, 3]})).state_dict()
     TableLoader(pa.table({"id": [0, 1, 2, 3]}).slice(1)).load_state_dict(state)

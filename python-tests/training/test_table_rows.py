@@ -21,6 +21,7 @@ from bigdl.runtime.shards.digest import digest_of_rows
 from bigdl.runtime.shards.joined import JoinedShard, common_leaves, widen_spool
 from bigdl.runtime.shards.shard import Shard, SpoolWriter
 from bigdl.runtime.shards.table_batches import EpochRows, PartRows, TablePlan, table_order
+from bigdl.training.table_rows import in_table_order
 
 ROWS, BATCH = 5003, 400
 
@@ -382,3 +383,40 @@ def test_a_frame_of_files_is_read_in_the_order_of_the_table(
     frame = orca_spark.read.parquet(table)
     fit(frame, len(hosts), tmp_path, backend="spark", epochs=2, hosts=hosts)
     assert sorted_steps(rows_of_steps(tmp_path)) == sorted_steps(expected)
+
+
+# -- Keras ---------------------------------------------------------------------------------------
+
+
+def counting_fit(path, model_dir, epochs, *, by_parts=False, **options):
+    """Fit a linear model of one-hot rows whose weights count how often each row was read."""
+    from bigdl.orca.learn.tf2 import Estimator
+
+    def model(config):
+        import keras
+
+        from bigdl.training.keras import data
+
+        data.in_table_order = (lambda source, *rest: source) if by_parts else in_table_order
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        net = keras.Sequential([keras.Input((48,)), layer])
+        net.compile(keras.optimizers.SGD(8.0), loss=lambda target, output: -output)
+        return net
+
+    estimator = Estimator.from_keras(
+        model_creator=model, backend="local", workers_per_node=2, model_dir=str(model_dir)
+    )
+    columns = {"feature_cols": ["x"], "label_cols": ["y"]}
+    estimator.fit(path, epochs, 8, resume="auto", **columns, **options)
+    return np.round(estimator.get_model().get_weights()[0][:, 0]).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_parts", [False, True])
+def test_steps_per_epoch_end_a_pass_that_was_begun_in_the_order_of_the_parts(tmp_path, by_parts):
+    rows = pa.FixedSizeListArray.from_arrays(np.eye(48, dtype="float32").reshape(-1), 48)
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.table({"x": rows, "y": np.zeros(48, "float32")}), path)
+    options = {"steps_per_epoch": 4}  # of the 6 steps of a pass
+    assert sum(counting_fit(path, tmp_path, 1, by_parts=by_parts, **options)) == 32
+    assert counting_fit(path, tmp_path, 3, **options) == [2] * 48

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import os
@@ -233,6 +234,7 @@ class TableLoader:
         self._shared: SharedStore | None = None
         self._order_facts: dict[str, int | str] | None = None
         self._fingerprint: str | None = None
+        self._known_content: dict[str, str] | None = None  # before the table is converted
 
     # -- ranks and lengths -------------------------------------------------------------------------
 
@@ -353,6 +355,8 @@ class TableLoader:
             "table": self._source.name,
             "version": self._source.version,
             "fingerprint": self._identity(),
+            "stamp": self._source.stamp(),
+            "content": self._content(),
             "rows": self.rows,
             "seed": self.seed,
             "order": dict(self._order()),
@@ -434,12 +438,15 @@ class TableLoader:
             )
         if order != self._order():
             self._order_facts, self._store = order, None
+        if state["stamp"] == self._source.stamp():
+            self._known_content = state["content"]
         self._epoch, self._next = int(state["epoch"]), int(state["next"])
         self._step = int(state["step"])
         self._is_resumed, self._active = True, None
 
     def _check_table(self, state: dict[str, Any]) -> None:
-        if state["fingerprint"] == self._identity() and state["rows"] == self.rows:
+        is_same = state["fingerprint"] == self._identity() and state["rows"] == self.rows
+        if is_same and self._has_content_of(state):
             return
         saved, current = (
             state["version"] or state["table"],
@@ -450,6 +457,13 @@ class TableLoader:
             if state["version"] and state["version"] != self._source.version
             else "resume with the same files, or start a new epoch without the state"
         )
+        if is_same:
+            raise UsageError(
+                f"The files of {current} have the sizes and statistics of those of the state, but "
+                f"other values; {advice}",
+                code="checkpoint-mismatch",
+                path=current,
+            )
         raise UsageError(
             f"The state was saved for {saved} ({state['rows']:,} rows, fingerprint "
             f"{state['fingerprint'][:12]}), and this table is {current} ({self.rows:,} rows, "
@@ -458,22 +472,47 @@ class TableLoader:
             path=current,
         )
 
+    def _has_content_of(self, state: dict[str, Any]) -> bool:
+        """Return False if files with the footers of the state's files have other values."""
+        if state["stamp"] == self._source.stamp() or not state["next"]:
+            return True
+        known = state["content"]
+        if known is not None and self._window is None and self._rows_that_fit() is None:
+            self._whole_store()
+            content = self._content()
+            if content is not None and content["columns"] == known["columns"]:
+                return bool(content == known)
+        logger.warning(
+            "The files of %s are not those of the state, or were written again since. Their sizes "
+            "and statistics are equal; their values were not compared, which is possible for the "
+            "same columns without window=",
+            self._source.name,
+        )
+        return True
+
+    def _content(self) -> dict[str, str] | None:
+        """Return the digest of the converted columns; None if the fingerprint is always exact."""
+        if self._source.stamp() is None or self._shared is None:
+            return self._known_content
+        columns = hashlib.blake2b(repr(self.fields).encode(), digest_size=8).hexdigest()
+        return {"columns": columns, "values": f"{self._shared.store.digest:016x}"}
+
     def _identity(self) -> str:
         if self._fingerprint is None:
             self._fingerprint = self._source.fingerprint()
         return self._fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = {**self.__dict__, "_known_content": self._content()}
         for name in ("_source", "_store", "_shared", "_active"):
             state.pop(name)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        facts, fingerprint = state.pop("_order_facts"), state.pop("_fingerprint")
+        kept = {name: state.pop(name) for name in ("_order_facts", "_fingerprint")}
         self.__dict__.update(state, _active=None)
         self._open()
-        self._order_facts, self._fingerprint = facts, fingerprint
+        self.__dict__.update(kept, _known_content=state["_known_content"])
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -511,9 +550,8 @@ class TableLoader:
         return window
 
     def _shared_path(self) -> str:
-        return shared_path(
-            [self._source.name, self._identity()], self.fields, self.rows, self._cache
-        )
+        key = [self._source.name, self._identity(), self._source.stamp()]
+        return shared_path(key, self.fields, self.rows, self._cache)
 
     def _equal_lists(self) -> dict[str, int]:
         """Return the list length of each column whose first rows have lists of equal length."""

@@ -59,7 +59,14 @@ class RowSource(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a digest that changes whenever the rows change."""
+        """Return a digest of the rows, equal for a copy on another machine."""
+
+    def stamp(self) -> str | None:
+        """Return a digest of paths and times: with equal stamps, equal fingerprints are exact.
+
+        None for sources whose fingerprint is always exact.
+        """
+        return None
 
     @abstractmethod
     def read(self, columns: Sequence[str], start: int, stop: int) -> Iterator[dict[str, Any]]:
@@ -104,7 +111,16 @@ class FileSource(RowSource):
         self.rows = self._ends[-1] if self._ends else 0
 
     def fingerprint(self) -> str:
-        return _digest([self._table.identity, self.version])
+        identity = self._table.identity if self.version else None  # that of files has their times
+        constants = [each.constants for each in self._table.files]
+        ranges = [
+            (each.file.footer, each.group, *(() if each.deleted is None else each.deleted.tolist()))
+            for each in self._ranges
+        ]
+        return _digest([identity, constants, ranges])
+
+    def stamp(self) -> str | None:
+        return None if self.version else _digest([self._table.identity])
 
     def cut(self, start: int, stop: int) -> list[tuple[int, int]]:
         inner = [end for end in self._ends if start < end < stop]
@@ -175,7 +191,7 @@ class LanceSource(RowSource):
             [each.fragment_id, each.count_rows(), [file.path for file in each.metadata.files]]
             for each in self._dataset.get_fragments()
         ]
-        return _digest([self.version, fragments])
+        return _digest([self._dataset.version, fragments])
 
     def read(self, columns: Sequence[str], start: int, stop: int) -> Iterator[dict[str, Any]]:
         scanner = self._dataset.scanner(

@@ -44,6 +44,7 @@ from bigdl.data.columns import (
     record_dtype,
     varying_values,
 )
+from bigdl.runtime.shards.digest import digest_of_chunk, digest_of_rows
 from bigdl.runtime.shards.feed import SourceError
 
 if TYPE_CHECKING:
@@ -125,6 +126,11 @@ class RecordStore:
     rows : int
     open_file : callable
         ``open_file(name)`` returns a file descriptor.
+
+    Attributes
+    ----------
+    digest : int
+        Digest of the contents, once they are written; equal for equal rows of equal files.
     """
 
     def __init__(self, fields: Sequence[RecordField], rows: int, open_file: Callable[[str], int]):
@@ -134,6 +140,7 @@ class RecordStore:
         self._lists = {each.name: _ListShapes() for each in self._varying}
         names = [_RECORDS_FILE, *(f"values-{i}.bin" for i in range(len(self._varying)))]
         self._files = {name: open_file(name) for name in names}
+        self.digest = 0
         self._lock = threading.Lock()
         self._ends = dict.fromkeys(names[1:], 0)
         weakref.finalize(self, _close, list(self._files.values()))
@@ -183,6 +190,7 @@ class RecordStore:
 
     def _write_batch(self, first: int, batch: dict[str, Any]) -> int:
         records: np.ndarray | None = None
+        digest, contents = 0, []
         varying = iter(self._ends)
         for field in self.fields:
             array = column_of(batch, field.name)
@@ -191,9 +199,11 @@ class RecordStore:
             if not len(array):
                 return 0
             if field.layout == "fixed":
-                records[field.name] = fixed_values(field, array)
+                contents.append(np.ascontiguousarray(fixed_values(field, array)))
+                records[field.name] = contents[-1]
                 continue
             values, counts, inner = varying_values(field, array)
+            digest += digest_of_chunk(values, first) + digest_of_chunk(counts, ~first)
             name = next(varying)
             with self._lock:
                 self._lists[field.name].add(field, inner, counts)
@@ -207,6 +217,9 @@ class RecordStore:
         if records is None:
             return 0
         self._write_at(_RECORDS_FILE, records, first * self._dtype.itemsize)
+        digest += digest_of_rows(contents, first)
+        with self._lock:
+            self.digest = (self.digest + digest) % (1 << 64)
         return len(records)
 
     def _write_at(self, name: str, values: np.ndarray, offset: int) -> None:
@@ -218,7 +231,8 @@ class RecordStore:
 
     def facts(self) -> dict[str, Any]:
         """Return the metadata that readers of the files need, as a JSON-compatible dict."""
-        return {"rows": self.rows, "lists": {k: asdict(v) for k, v in self._lists.items()}}
+        lists = {name: asdict(each) for name, each in self._lists.items()}
+        return {"rows": self.rows, "lists": lists, "digest": self.digest}
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -226,6 +240,7 @@ class RecordStore:
         """Memory-map the files of a complete store."""
         if facts is not None:
             self._lists = {name: _ListShapes(**doc) for name, doc in facts["lists"].items()}
+            self.digest = facts["digest"]
         size = self._dtype.itemsize
         self._records = _memory_map(self._records_file, self.rows * size).view(f"V{size}")
         self._values = {}

@@ -952,19 +952,34 @@ class WorkerCheckpointer(Checkpointer):
             state.layout = replace(state.layout, order=order)
             cast("TableRows", step.source).use_order(order)
         elif state.layout.order and not saved_order and state.position.global_step:
-            self._warn_of_pass()
+            self._finish_pass_of_parts(manifest)
         if state.position.batch and not state.position.partial:
             self._restore_epoch(snapshot)
 
-    def _warn_of_pass(self) -> None:
-        """Log a warning if a pass over the data goes on in another order, with Keras only."""
-        if getattr(self._settings, "steps_per_epoch", None):
-            self._warn(
-                "The checkpoint has no order of the table's rows, since an earlier version or a "
-                "fit on other data wrote it. With steps_per_epoch, the current pass over the data "
-                "may repeat or miss rows; later passes read each row once",
-                "order",
-            )
+    def _finish_pass_of_parts(self, manifest: dict[str, Any]) -> None:
+        """Finish a pass that has no order of the table; steps_per_epoch may end an epoch in it."""
+        layout, position = self._state.layout, self._state.position
+        if not getattr(self._settings, "steps_per_epoch", None) or position.partial:
+            return
+        if not self._current_pass()[1]:
+            return
+        if all(manifest.get(key) == getattr(layout, key) for key in BatchLayout.facts):
+            self._state.remaining = self._epoch_of_parts(layout.rows, first=0)
+            return
+        self._warn(
+            "The checkpoint has no order of the table's rows, since an earlier version or a fit on "
+            "other data or with other workers wrote it. With steps_per_epoch, the current pass "
+            "over the data may repeat or miss rows; later passes read each row once",
+            "order",
+        )
+
+    def _current_pass(self) -> tuple[int, int]:
+        """Return the number of the current pass over the rows, and its finished batches."""
+        layout, position = self._state.layout, self._state.position
+        if not getattr(self._settings, "steps_per_epoch", None):
+            return position.epoch, position.batch
+        rows = sum(layout.rows) if layout.drop_last else sum(layout.rows) + layout.batch_size - 1
+        return divmod(position.global_step, max(1, rows // layout.batch_size))
 
     def _restore_epoch(self, snapshot: Checkpoint) -> None:
         """Resume within an epoch, from its next batch or with only its remaining rows."""
@@ -1014,7 +1029,7 @@ class WorkerCheckpointer(Checkpointer):
     def _epoch_of_parts(
         self, rows: Sequence[int], *, first: int, share: np.ndarray | None = None
     ) -> RemainingBatches:
-        layout, epoch = self._state.layout, self._state.position.epoch
+        layout, (epoch, _) = self._state.layout, self._current_pass()
         return RemainingBatches(
             rows, layout.batch_size, layout.drop_last, epoch=epoch, first=first, share=share
         )
@@ -1138,14 +1153,17 @@ class WorkerCheckpointer(Checkpointer):
         position = state.position
         manifest = {**position.to_json(), **vars(state.layout), **step.facts()}
         files = {"rng.pt": sync.gather(dumps(step.rank_state()))}
+        is_rest = False
+        if state.remaining is not None:
+            number, done = self._current_pass()
+            if done and state.remaining.epoch == number:
+                manifest["order"] = None
+                is_rest = state.remaining.share is not None
         if position.batch:
             everyone = sync.all_gather([*astuple(state.sums), float(running.rows)])
             manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
             manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]
-            manifest["is_rest"] = False
-            if state.remaining is not None and state.remaining.epoch == position.epoch:
-                manifest["order"] = None
-                manifest["is_rest"] = state.remaining.share is not None
+            manifest["is_rest"] = is_rest
             if sync.world_size > 1:
                 files["buffers.pt"] = sync.gather(dumps(running.local_values()))
         with running.merged():

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,9 +25,13 @@ require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
 from bigdl.data.lake_tables.expressions import Query, filter_rows, rows_of  # noqa: E402
 
 _FOOTERS = 16  # footers read concurrently
+_FOOTER_BYTES = 64 << 10  # read at the end of a file; larger footers are read again
 KEY = b"bigdl.key"  # field metadata: the column's name or id in the files
 FIELD_ID = b"PARQUET:field_id"
 
@@ -46,12 +50,15 @@ class DataFile:
         Positions of the deleted rows in the file, ascending.
     schema : pyarrow.Schema or None
         Schema with field ids, if the file's schema lacks them.
+    footer : str or None
+        Digest of the file's footer, once it was read.
     """
 
     path: str
     constants: tuple[tuple[str, Any], ...] = ()
     deleted: np.ndarray | None = None
     schema: pa.Schema | None = None
+    footer: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +175,7 @@ class LakeTable:
 
         def ranges_of_file(file: DataFile) -> list[RowRange]:
             try:
-                footer = pq.ParquetFile(file.path, filesystem=system)
+                tail = _tail(system, file.path)
             except FileNotFoundError:
                 raise UsageError(
                     f"The file {file.path} of {self.name} does not exist; pass a version whose "
@@ -176,8 +183,10 @@ class LakeTable:
                     code="path-missing",
                     path=file.path,
                 ) from None
-            with footer:
+            with pq.ParquetFile(pa.BufferReader(tail)) as footer:
                 schema, metadata = footer.schema_arrow, footer.metadata
+            digest = hashlib.blake2b(tail, digest_size=16).hexdigest()
+            file = replace(file, footer=digest)
             constants = dict(file.constants)
             if not self.evolves:
                 self._check(file, schema, [name for name in names if name not in constants])
@@ -212,6 +221,19 @@ class LakeTable:
                     column=name,
                     path=file.path,
                 )
+
+
+def _tail(system: AbstractFileSystem, path: str) -> bytes:
+    """Read the footer of a Parquet file, which has the sizes and statistics of its row groups."""
+    with system.open(path, "rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _FOOTER_BYTES))
+        tail = file.read()
+        footer = int.from_bytes(tail[-8:-4], "little") + 8
+        if len(tail) < footer <= size:
+            file.seek(size - footer)
+            tail = file.read()
+    return tail[-footer:] if footer <= len(tail) else tail
 
 
 def files_identity(table: str | None, facts: Sequence[tuple]) -> dict[str, Any]:

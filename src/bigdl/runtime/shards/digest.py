@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,6 +50,20 @@ def digest_of_rows(arrays: Sequence[np.ndarray], first: int) -> int:
         total += sum_of_period * int(_odd_numbers(period, 1)[0])
         start = stop
     return total & _MASK
+
+
+def digest_of_chunk(values: np.ndarray, number: int) -> int:
+    """Return the digest of a chunk of values of any lengths, to be added to those of other chunks.
+
+    Parameters
+    ----------
+    values : ndarray
+    number : int
+        Number of the chunk, such as that of its first row.
+    """
+    octets = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    factor = int(_odd_numbers(number & _MASK >> 1, 1)[0])
+    return (zlib.crc32(octets) + (len(octets) << 32)) * factor & _MASK
 
 
 def _words(array: np.ndarray) -> np.ndarray:

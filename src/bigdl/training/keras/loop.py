@@ -337,7 +337,7 @@ class KerasStep(WorkerStep):
                 position.epoch, position.batch, wrap=False, remaining=remaining
             )
         elif self._parts is None:
-            self._parts = data.parts(0, position.global_step, wrap=True)
+            self._parts = data.parts(0, position.global_step, wrap=True, remaining=remaining)
 
     def run(self, triggers: Triggers) -> bool:
         started = time.perf_counter()
