@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cluster_programs import SEARCH
 from real_clusters import (
@@ -26,6 +28,8 @@ from real_clusters import (
     run_whole,
     undisturbed,
 )
+
+from bigdl.data import TableLoader
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
 
@@ -96,6 +100,65 @@ def test_a_fit_on_hosts_is_exact(hosts, tmp_path):
     there = last_line(run(tmp_path / "there", FIT, on_hosts(), python=driver(hosts)))
     assert len(there["hosts"]) == 2
     np.testing.assert_allclose(there["weights"], fitted_weights(), rtol=1e-5)
+
+
+TABLE = """
+    import json, os
+    import torch
+    from bigdl.orca import init_orca_context, stop_orca_context
+    from bigdl.orca.learn.pytorch import Estimator
+    from bigdl.orca.learn.pytorch.callbacks import Callback
+    from bigdl.orca.learn.trigger import SeveralIteration
+
+    class Steps(Callback):
+        def after_train_iter(self, runner):
+            with open(f"{FOLDER}/{runner.global_step}-{runner.rank}", "w") as file:
+                rows = runner.batch[0].int().tolist()
+                json.dump({"host": os.uname().nodename, "rows": rows}, file)
+
+    def fit(**options):
+        estimator = Estimator.from_torch(
+            model=lambda config: torch.nn.Sequential(
+                torch.nn.Unflatten(0, (-1, 1)), torch.nn.Linear(1, 1)
+            ),
+            optimizer=lambda model, config: torch.optim.SGD(model.parameters(), 1e-9),
+            loss=lambda output, target: output.mean(),
+            model_dir=FOLDER + "/models",
+            workers_per_node=WORKERS,
+        )
+        estimator.fit(
+            FOLDER + "/rows.parquet", feature_cols=["x"], label_cols=["x"], seed=3,
+            batch_size=BATCH, callbacks=[Steps()], **options
+        )
+
+    init_orca_context(**ARGUMENTS)
+    fit(max_steps=3, checkpoint_trigger=SeveralIteration(1))
+    WORKERS = 1
+    fit(epochs=1, resume="auto")
+    stop_orca_context()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [500, 50])
+def test_hosts_read_a_table_in_one_order(hosts, tmp_path, batch_size):
+    rows = pa.table({"x": np.arange(5003 if batch_size == 500 else 303, dtype="float32")})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    head = f"FOLDER, BATCH, WORKERS = {str(tmp_path)!r}, {batch_size}, 2\n"
+    arguments = on_hosts(cores=2)
+    run(tmp_path / "there", head + textwrap.dedent(TABLE), arguments, python=driver(hosts))
+    loader = TableLoader(str(tmp_path / "rows.parquet"), batch_size=batch_size, seed=3)
+    for step, batch in enumerate(loader):
+        ranks = [json.loads(each.read_text()) for each in tmp_path.glob(f"{step}-*")]
+        assert len({each["host"] for each in ranks}) == 2
+        seen = [int(row) for each in ranks for row in each["rows"]]
+        assert sorted(seen) == sorted(batch["x"].int().tolist())
+        if batch_size == 500 and step < len(loader) - 1:  # each host reads its part of the table
+            by_host = {each["host"]: set() for each in ranks}
+            for each in ranks:
+                by_host[each["host"]].add(min(each["rows"]) // 2502)
+                by_host[each["host"]].add(max(each["rows"]) // 2502)
+            assert sorted(map(len, by_host.values())) == [1, 1]
 
 
 @pytest.mark.slow

@@ -645,6 +645,7 @@ class TableLoader:
         >>> from bigdl.data import TableLoader
         >>> TableLoader(pa.table({"x": range(5)})).close()
         """
+        self._known_content = self._content()
         self._active = self._store = None
         if self._shared is not None:
             self._shared.close()
