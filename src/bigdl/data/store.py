@@ -190,7 +190,8 @@ class RecordStore:
 
     def _write_batch(self, first: int, batch: dict[str, Any]) -> int:
         records: np.ndarray | None = None
-        digest, contents = 0, []
+        contents: list[np.ndarray] = []
+        digest = 0
         varying = iter(self._ends)
         for field in self.fields:
             array = column_of(batch, field.name)

@@ -979,7 +979,8 @@ class WorkerCheckpointer(Checkpointer):
         if not getattr(self._settings, "steps_per_epoch", None):
             return position.epoch, position.batch
         rows = sum(layout.rows) if layout.drop_last else sum(layout.rows) + layout.batch_size - 1
-        return divmod(position.global_step, max(1, rows // layout.batch_size))
+        number, done = divmod(position.global_step, max(1, rows // layout.batch_size))
+        return int(number), int(done)
 
     def _restore_epoch(self, snapshot: Checkpoint) -> None:
         """Resume within an epoch, from its next batch or with only its remaining rows."""

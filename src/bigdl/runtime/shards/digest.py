@@ -63,7 +63,7 @@ def digest_of_chunk(values: np.ndarray, number: int) -> int:
     """
     octets = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     factor = int(_odd_numbers(number & _MASK >> 1, 1)[0])
-    return (zlib.crc32(octets) + (len(octets) << 32)) * factor & _MASK
+    return (zlib.crc32(octets.data) + (len(octets) << 32)) * factor & _MASK
 
 
 def _words(array: np.ndarray) -> np.ndarray:
