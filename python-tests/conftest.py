@@ -44,6 +44,7 @@ def pytest_configure(config):
     # Before PyTorch is imported: OpenMP threads that wait would spin, which takes half of the CPU
     # time of small models if several test processes share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    gc.set_threshold(100_000)  # at 700, to parse all sources takes three times as long
     config.addinivalue_line(
         "markers", "local_cluster: runs late, with the tests that use the fixture of this name"
     )
