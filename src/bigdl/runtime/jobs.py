@@ -171,7 +171,7 @@ class AttemptMonitor:
         self._logs, self._errors = QueueReader(channel, "logs"), QueueReader(channel, "errors")
         self._messages = QueueReader(channel, "messages", data=True)
         self._failed_at: float | None = None
-        self._shown = None
+        self._shown = self._phase = None
 
     def poll(self, *, final: bool = False) -> None:
         """Process new messages, progress, logs and errors; stop all workers after a failure."""
@@ -180,6 +180,11 @@ class AttemptMonitor:
                 print(f"[worker {doc['rank']}] {text}", flush=True)
         for message in self._messages.take(final=final):
             self._on_event("message", message)
+        if self._shown is None and self._channel.has("phase/0"):
+            phase = self._channel.get_json("phase/0")
+            if phase != self._phase:
+                self._phase = phase
+                self._on_event("phase", phase)
         if self._channel.has("progress/0"):
             progress = self._channel.get_json("progress/0")
             if progress != self._shown:
@@ -371,8 +376,9 @@ class Job(contextlib.AbstractContextManager[Any, None]):
             Bytes for rank 0, available as ``worker.state()``; e.g. initial weights.
         on_event : callable, optional
             ``on_event(event, value)`` is called on the driver, in the calling thread, with
-            ``("progress", dict)``, and with ``("message", (dict, bytes))`` for each message of
-            ``worker.send``; for independent workers also with ``("poll", None)``.
+            ``("progress", dict)``, with ``("message", (dict, bytes))`` for each message of
+            ``worker.send``, and with ``("phase", str)`` for the phases of rank 0 before its first
+            progress; for independent workers also with ``("poll", None)``.
         before : callable, optional
             Called with the attempt's channel before the workers start.
 

@@ -435,6 +435,11 @@ class Task:
             worker.clean_up()
             worker.shards.clear()
 
+    def _enter(self, phase: str) -> None:
+        """Report a phase of rank 0 to the driver."""
+        if self.worker.rank == 0:
+            self._channel.set_json("phase/0", phase)
+
     def _attempt(self, batches: Iterator[pa.RecordBatch]) -> str:
         import cloudpickle
 
@@ -455,6 +460,7 @@ class Task:
             if (rank := wanted[self._task_index]) != self._task_index:
                 self._take_rank(rank)
             started = time.perf_counter()
+            self._enter("reading rows")
             shards = read_input(spec, batches, rank, worker.local_dir)
             worker.read_s = time.perf_counter() - started
             if spec.accept is not None and not is_accepted(spec, shards, rank, channel):
@@ -463,6 +469,7 @@ class Task:
             docs = {name: shard.spool.to_json() for name, shard in shards.items()}
             channel.set_json(f"spool/{rank}", docs)
             worker.shards = shards
+        self._enter("running")
         with exits_as_errors():
             result_format, data = encode(cloudpickle.loads(spec.program)(worker))
         worker.clean_up()

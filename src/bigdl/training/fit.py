@@ -354,6 +354,8 @@ def run_in_workers(call: FitCall) -> Checkpoint:
     def on_event(topic: str, value: Any) -> None:
         if topic == "progress":
             call.progress.update(value)
+        elif topic == "phase":
+            call.progress.phase("building the model" if value == "running" else value)
         elif topic == "message":
             doc, blob = value
             if doc["topic"].startswith(_RECORDS):

@@ -1,6 +1,7 @@
 """Progress display of a fit or a search in the driver: a bar on a terminal, else lines."""
 
 import importlib.util
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -54,6 +55,9 @@ class Progress:
     def start(self, workers: int) -> None:
         """Report the number of workers before they start."""
 
+    def phase(self, name: str) -> None:
+        """Report what the workers do before their first step."""
+
     def update(self, progress: dict[str, Any]) -> None:
         """Update the display with a report of rank 0.
 
@@ -80,6 +84,10 @@ class ProgressBar(Progress):
 
     def start(self, workers: int) -> None:
         _say_start(workers)
+
+    def phase(self, name: str) -> None:
+        if self._bar is None:
+            say(name)
 
     def update(self, progress: dict[str, Any]) -> None:
         done = progress["epoch"] * progress["steps"] + progress["step"]
@@ -120,6 +128,9 @@ class EpochLines(Progress):
     def start(self, workers: int) -> None:
         _say_start(workers)
 
+    def phase(self, name: str) -> None:
+        say(name)
+
     def update(self, progress: dict[str, Any]) -> None:
         last, self._epochs = progress["last"], progress["epochs"]
         if last is not None and last["epoch"] > self._shown:
@@ -145,8 +156,24 @@ class EpochLines(Progress):
 
 def _say_start(workers: int) -> None:
     """Print that workers are starting, since the first progress line can take seconds."""
-    text = f"starting {workers} worker{'s' if workers != 1 else ''}"
-    print(text, file=sys.stderr, flush=True)
+    say(f"starting {workers} worker{'s' if workers != 1 else ''}")
+
+
+def say_phase(phase: str) -> None:
+    """Print the name of a phase unless the level of BigDL's loggers hides progress."""
+    if progress_level() <= logging.INFO:
+        say(phase)
+
+
+def progress_level() -> int:
+    """Return the log level that decides about progress displays; 0 if the program set none."""
+    # the root's level is for log lines
+    return logging.getLogger("bigdl.orca").level or logging.getLogger("bigdl").level
+
+
+def say(phase: str) -> None:
+    """Print the name of a phase that can take seconds, on standard error."""
+    print(phase, file=sys.stderr, flush=True)
 
 
 def items_progress(unit: str, total: int, *, bar: bool = False) -> "ItemBar | ItemLines":
@@ -210,24 +237,25 @@ class ItemLines:
         self._name = ""
 
     def begin(self, name: str) -> None:
-        """Record the name of the item that is starting; print a line for the first item."""
+        """Print the name of the item that is starting, with the remaining time if it is known."""
         self._name = f" {name}"
-        if not self._done:
-            self._print(f"{self._unit} 1/{self.total}{self._name} begins")
+        left = self._left()[1] if self._done > self._before else ""
+        say(f"measuring {self._done + 1} of {self.total} {self._unit}s: {name}{left}")
 
     def end(self, text: str) -> None:
         """Print the result of an item."""
         self._done += 1
-        elapsed = time.monotonic() - self._started
-        left = time_left(elapsed, self._done - self._before, self.total - self._before)
+        elapsed, left = self._left()
         item = f"{self._unit} {self._done}/{self.total}{self._name}"
-        self._print(f"{item}: {text} ({in_words(elapsed)}{left})")
+        say(f"{item}: {text} ({in_words(elapsed)}{left})")
+
+    def _left(self) -> tuple[float, str]:
+        """Return the elapsed seconds and the text of the remaining time."""
+        elapsed = time.monotonic() - self._started
+        return elapsed, time_left(elapsed, self._done - self._before, self.total - self._before)
 
     def close(self) -> None:
         """Do nothing, since lines need no closing."""
-
-    def _print(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
 
 def time_left(elapsed: float, done: int, total: int) -> str:

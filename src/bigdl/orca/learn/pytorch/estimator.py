@@ -60,7 +60,7 @@ from bigdl.training.embedding_tables.torch_model import whole
 from bigdl.training.fit import FitCall
 from bigdl.training.metrics import as_returned, epoch_as_returned, summaries_of
 from bigdl.training.position import EveryEpoch, StoppingCriterion, Trigger
-from bigdl.training.progress import progress_form
+from bigdl.training.progress import progress_form, progress_level
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 from bigdl.training.virtual_shards import DEFAULT_SHARDS, check_virtual_shards
 
@@ -641,10 +641,7 @@ Ray also RayXShards or a ray.data.Dataset
         """Return the format of the progress display on the driver, such as ``"bar"``."""
         if self._use_tqdm or any(isinstance(c, TqdmCallback) for c in callbacks):
             return "bar"
-        level = (
-            logger.level or logging.getLogger("bigdl").level
-        )  # not the root's level, which is for log lines
-        return progress_form("auto" if level <= logging.INFO else 0)
+        return progress_form("auto" if progress_level() <= logging.INFO else 0)
 
     # -- evaluate ------------------------------------------------------------------------------
 
