@@ -1,6 +1,15 @@
-"""Sphinx configuration; ``make docs`` builds the pages and takes a warning for an error."""
+"""Sphinx configuration; ``make docs`` builds the pages and takes a warning for an error.
 
+With the address of the published site in the variable ``BIGDL_DOCS_URL``,
+``sitemap.xml`` is written.
+"""
+
+import html
+import os
+import re
 from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any
 
 project = "BigDL"
 author = "The BigDL contributors"
@@ -23,6 +32,9 @@ html_js_files = ["copy.js"]
 html_logo = "_static/logo.svg"
 html_favicon = "_static/logo.svg"
 html_show_sourcelink = False
+html_baseurl = os.environ.get("BIGDL_DOCS_URL", "")
+if html_baseurl:
+    html_baseurl = html_baseurl.rstrip("/") + "/"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -31,3 +43,56 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # types are in the numpydoc sections
 autosummary_generate = True
 numpydoc_show_class_members = False
+
+_SENTENCE = (
+    "BigDL trains and serves PyTorch and Keras models on Spark DataFrames, Parquet files and Ray "
+    "Datasets, and makes models several times faster on one machine."
+)
+
+
+def _add_card(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Add the tags with which other sites show a link to a page: title, first sentence, picture."""
+    first = _SENTENCE
+    if doctree is not None and page != "index":
+        paragraphs = (
+            each.astext()
+            for section in doctree.children
+            for each in section.children
+            if each.tagname == "paragraph"
+        )
+        first = " ".join(next(paragraphs, _SENTENCE).split())
+    title = re.sub(r"<[^>]*>", "", context.get("title", project))
+    tags = {
+        "og:type": "article",
+        "og:site_name": project,
+        "og:title": html.unescape(title),
+        "og:description": first[:200],
+        "og:image": f"{html_baseurl}_static/card.png",
+    }
+    if html_baseurl:
+        tags["og:url"] = f"{html_baseurl}{page}.html"
+    lines = [f'<meta property="{k}" content="{html.escape(v)}">' for k, v in tags.items()]
+    lines += [
+        f'<meta name="description" content="{html.escape(first[:200])}">',
+        '<meta name="twitter:card" content="summary_large_image">',
+    ]
+    context["metatags"] = "\n".join([context.get("metatags", ""), *lines])
+
+
+def _write_sitemap(app: Any, error: Exception | None) -> None:
+    """Write the addresses of all pages for search engines."""
+    if error is not None or not html_baseurl or app.builder.name != "html":
+        return
+    pages = sorted(app.env.found_docs)
+    urls = "".join(f"<url><loc>{html.escape(html_baseurl + p)}.html</loc></url>\n" for p in pages)
+    Path(app.outdir, "sitemap.xml").write_text(
+        '<?xml version="1.0" encoding="utf-8"?>\n'
+        f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{urls}</urlset>\n',
+        encoding="utf-8",
+    )
+
+
+def setup(app: Any) -> None:
+    """Connect the functions of this file to the build."""
+    app.connect("html-page-context", _add_card)
+    app.connect("build-finished", _write_sitemap)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the charts of docs/index.md: fit.svg from its program, speed.svg from tables.
+"""Draw the charts of docs/index.md and of the gallery, from tables and from a program.
 
 python scripts/draw_front_page.py
 """
@@ -111,6 +111,53 @@ def draw_speed(page: str) -> Chart:
     return chart
 
 
+def draw_bars(title: str, values: dict[str, float], unit: str) -> Chart:
+    """Return a small bar chart whose first bar, the one of BigDL, is blue."""
+    step, left, right = 44.0, 16.0, 300.0
+    chart = Chart(400, step * len(values) + 44)
+    chart.text(title, left, 22)
+    for index, (label, value) in enumerate(values.items()):
+        top = step * index + 36
+        width = (right - left) * value / max(values.values())
+        chart.text(label, left, top + 12)
+        colour = "#bbb" if index else "#1f77b4"
+        chart.box(left, top + 17, width, 14, colour, f"{label}: {value:g} {unit}")
+        chart.text(f"{value:g} {unit}".strip(), left + width + 8, top + 29)
+    return chart
+
+
+def draw_gallery(page: str, recommender: str) -> dict[str, Chart]:
+    """Return the charts of the gallery by name, from the tables of two pages."""
+    pictures = {
+        "one Spark program": "one program, OpenVINO in float32",
+        "mapInPandas, eager PyTorch": "`mapInPandas`, eager PyTorch",
+        "Spark, files and process pools": "connector: Spark, files, pools of processes",
+    }
+    models = {
+        "SASRec": "**SASRec**",
+        "Markov": "Markov (successors of the last film)",
+        "most popular items": "most popular items",
+    }
+    (latency,) = re.findall(r"^\| latency at .*\| (p50 .*) \|$", page, re.MULTILINE)
+    return {
+        "image-pipeline": draw_bars(
+            "pictures per second",
+            {k: ratio(page, "Image pipeline", row, "pictures/s") for k, row in pictures.items()},
+            "",
+        ),
+        "streaming-speech": draw_bars(
+            "from the sound in Kafka to its answer",
+            {f"{n} % of the sounds": float(s) for n, s in re.findall(r"p(\d+) ([\d.]+)", latency)},
+            "s",
+        ),
+        "sequence-recommender": draw_bars(
+            "NDCG@10 of the next film, MovieLens 100K",
+            {k: ratio(recommender, "Sequence rec", row, "NDCG@10") for k, row in models.items()},
+            "",
+        ),
+    }
+
+
 def draw_fit(page: str, path: Path) -> None:
     """Run the program of a page and copy its chart to `path`."""
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
@@ -120,8 +167,12 @@ def draw_fit(page: str, path: Path) -> None:
 
 
 def main() -> None:
-    """Write both charts to docs."""
-    draw_speed((DOCS / "benchmarks.md").read_text()).write(DOCS / "speed.svg", "", "")
+    """Write all charts to docs."""
+    page, gallery = (DOCS / "benchmarks.md").read_text(), DOCS / "gallery"
+    draw_speed(page).write(DOCS / "speed.svg", "", "")
+    charts = draw_gallery(page, (gallery / "sequence-recommender.md").read_text())
+    for name, chart in charts.items():
+        chart.write(gallery / f"{name}.svg", "", "")
     draw_fit((DOCS / "index.md").read_text(), DOCS / "fit.svg")
 
 

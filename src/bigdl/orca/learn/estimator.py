@@ -24,6 +24,11 @@ from bigdl.orca.learn.prediction.classes import (
     unknown_scores,
 )
 from bigdl.orca.learn.prediction.predictor import NOT_FITTED, DistributedPredictor, PredictOptions
+from bigdl.orca.learn.prediction.report import (
+    PredictionReport,
+    PredictionWriter,
+    ShippedWithTimer,
+)
 from bigdl.orca.learn.prediction.sample import Sample, Sampler
 from bigdl.orca.learn.prediction.sql import sql_function
 from bigdl.runtime.cluster import Cluster
@@ -90,6 +95,8 @@ class PredictionRequest:
         True if the model is stored without its checkpoint and must contain large tables.
     output : {"raw", "class", "probability"}
         Form of the predictions.
+    report : str or path, optional
+        HTML file of the prediction's report.
     """
 
     batch_size: int
@@ -100,6 +107,7 @@ class PredictionRequest:
     sample: Any = None
     is_standalone: bool = False
     output: str = "raw"
+    report: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_positive("batch_size", self.batch_size)
@@ -118,6 +126,7 @@ class PredictingEstimator(ABC):
 
     def __init__(self) -> None:
         self._shipped: ShippedModel | None = None  # the latest broadcast
+        self._prediction_report: PredictionReport | None = None
 
     @abstractmethod
     def _ship(
@@ -173,8 +182,67 @@ class PredictingEstimator(ABC):
         cluster = self._cluster(feed)
         rows = None if request.accelerate is None else Sampler(options).sample_of(feed, cluster)
         predictor = self._predictor(request, rows, cluster)
+        if request.report is not None:
+            facts = {"data": input_type_of(data, self.framework), **self._prediction_facts(request)}
+            self._prediction_report = PredictionReport(facts)
+            predictor = _with_report(predictor, self._prediction_report, request.report, cluster)
         with UserFramesOnly():
             return feed.predict(predictor, cluster)
+
+    def _prediction_facts(self, request: PredictionRequest) -> dict[str, object]:
+        """Return the settings that the report of a prediction shows."""
+        return {
+            "model": self._model_name(),
+            "batch_size": request.batch_size,
+            "accelerate": None if request.accelerate is None else str(request.accelerate),
+            "output": request.output,
+        }
+
+    def _model_name(self) -> str | None:
+        """Return the name of the model, or of the function that creates it."""
+        return None
+
+    def prediction_report(self, path: str | os.PathLike[str] | None = None) -> PredictionReport:
+        """Report the tasks of the last ``predict(..., report=)`` that have ended until now.
+
+        Parameters
+        ----------
+        path : str or os.PathLike, optional
+            HTML file or fsspec URL to write the report to.
+
+        Returns
+        -------
+        PredictionReport
+            Report that a notebook displays; ``advice()`` returns up to three sentences on how to
+            predict faster.
+
+        Raises
+        ------
+        UsageError
+            If no prediction had a report, or if the file cannot be written.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> df = OrcaContext.get_spark_session().range(100).selectExpr("float(id) AS x")
+        >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
+        >>> count = estimator.predict(df, feature_cols="x", report="predict.html").collect()
+        >>> estimator.prediction_report().advice()  # nothing to improve
+        []
+        """
+        report = self._prediction_report
+        if report is None:
+            raise UsageError(
+                "There is no report of a prediction; pass report= to predict, such as "
+                'report="predict.html"',
+                code="not-fitted",
+            )
+        if path is not None:
+            report.write(path)
+        return report
 
     def _predict_options(self, request: PredictionRequest) -> PredictOptions:
         """Return the options of a request that the prediction tasks need."""
@@ -300,15 +368,18 @@ class TrainingEstimator(PredictingEstimator):
     def _fields(self) -> dict[str, object]:
         """Return the fields that ``repr`` shows, including the backend and the last metrics."""
         options, history = self._options, self._training.position.history
-        model = getattr(self._parts, "model", None)
         return {
-            "model": getattr(model, "__name__", type(model).__name__) if model else None,
+            "model": self._model_name(),
             "backend": options.backend,
             "workers_per_node": options.workers_per_node,
             "model_dir": options.model_dir,
             "epochs": len(history) or None,
             **(headline(history[-1]) if history else {}),
         }
+
+    def _model_name(self) -> str | None:
+        model = getattr(self._parts, "model", None)
+        return getattr(model, "__name__", type(model).__name__) if model else None
 
     def __repr__(self) -> str:
         return call_text(type(self).__name__, self._fields())
@@ -731,3 +802,22 @@ class TrainingEstimator(PredictingEstimator):
         """
         super().shutdown()
         self._backend.end_workers()
+
+
+def _with_report(
+    predictor: DistributedPredictor,
+    report: PredictionReport,
+    path: str | os.PathLike[str],
+    cluster: Cluster,
+) -> DistributedPredictor:
+    """Return a predictor whose tasks add their durations to a report."""
+    sc = getattr(cluster, "sc", None)
+    if sc is None:
+        raise UsageError(
+            "report= of predict needs a SparkContext, which this backend or Spark Connect does not "
+            "have; omit it",
+            code="unsupported",
+            argument="report",
+        )
+    timed = ShippedWithTimer(predictor.shipped, PredictionWriter(report, path), sc)
+    return replace(predictor, shipped=timed)

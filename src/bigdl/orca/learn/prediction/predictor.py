@@ -35,6 +35,7 @@ from bigdl.orca.learn.prediction.outputs import (
     select_outputs,
     with_nulls,
 )
+from bigdl.orca.learn.prediction.report import ShippedWithTimer
 from bigdl.runtime.shards.columns import (
     ColumnSpec,
     convert,
@@ -97,11 +98,11 @@ class DistributedPredictor:
 
     Attributes
     ----------
-    shipped : ShippedModel or ShippedClassifier
+    shipped : ShippedModel, ShippedClassifier or ShippedWithTimer
     options : PredictOptions
     """
 
-    shipped: ShippedModel | ShippedClassifier
+    shipped: ShippedModel | ShippedClassifier | ShippedWithTimer
     options: PredictOptions
 
     def predict_frame(
@@ -340,6 +341,9 @@ def predict_rows(
         requested = count if known is not None else max(count, 2)
         outputs = run_model(model, take(low, requested), requested, known)
         pieces.append([(key, array[:count]) for key, array in outputs])
+    count_rows = getattr(model, "count_rows", None)  # of a model that is measured
+    if count_rows is not None:
+        count_rows(rows)
     return [
         (parts[0][0], np.concatenate([array for _, array in parts]))
         for parts in zip(*pieces, strict=True)

@@ -759,6 +759,7 @@ Ray also RayXShards or a ray.data.Dataset
         *,
         accelerate: str | os.PathLike | None = None,
         output: str = "raw",
+        report: str | os.PathLike[str] | None = None,
     ) -> Any:
         """Return `data` with lazily computed predictions, preserving all columns and the row order.
 
@@ -798,6 +799,10 @@ RayXShards or a ray.data.Dataset
             the outputs are logits, log-probabilities or probabilities. Supported losses are
             ``CrossEntropyLoss``, ``NLLLoss``, ``BCEWithLogitsLoss``, ``BCELoss``, their functions
             in ``torch.nn.functional``, and the loss of a Hugging Face model.
+        report : str or os.PathLike, optional
+            HTML file or fsspec URL of a report on Spark's tasks: rows per second, durations, rows
+            that were predicted again, and advice. It is written again when tasks end. See
+            :meth:`prediction_report`.
 
         Returns
         -------
@@ -812,7 +817,13 @@ RayXShards or a ray.data.Dataset
         return self._predict(
             data,
             PredictionRequest(
-                batch_size, feature_cols, output_cols, accelerate, callbacks, output=output
+                batch_size,
+                feature_cols,
+                output_cols,
+                accelerate,
+                callbacks,
+                output=output,
+                report=report,
             ),
         )
 

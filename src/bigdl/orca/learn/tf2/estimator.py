@@ -530,6 +530,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         output_cols: str | Sequence[str] | None = None,
         *,
         output: str = "raw",
+        report: str | os.PathLike[str] | None = None,
     ) -> Any:
         """Return `data` with lazily computed predictions, preserving all columns and the row order.
 
@@ -551,6 +552,10 @@ RayXShards or a ray.data.Dataset
             one per row, or 0 and 1 per label for several independent labels. ``"probability"``: the
             probability of each class or label. The model must be compiled with a categorical or
             binary cross-entropy, which determines the meaning of the outputs.
+        report : str or os.PathLike, optional
+            HTML file or fsspec URL of a report on Spark's tasks: rows per second, durations, rows
+            that were predicted again, and advice. It is written again when tasks end. See
+            :meth:`prediction_report`.
 
         Returns
         -------
@@ -566,7 +571,7 @@ RayXShards or a ray.data.Dataset
             if value:
                 warn_once(f"predict({name}=) has no effect: all rows are predicted, by tasks")
         size = 32 if batch_size is None else batch_size
-        request = PredictionRequest(size, feature_cols, output_cols, output=output)
+        request = PredictionRequest(size, feature_cols, output_cols, output=output, report=report)
         return self._predict(data, request)
 
     def _scores(self, output: str) -> Scores:
