@@ -5,8 +5,9 @@ python scripts/check_site.py docs/_build/html
 
 Links and anchors between pages are checked in any case. The rest needs a Chromium, playwright's own
 (`playwright install --with-deps --only-shell chromium`) or the program that BIGDL_BROWSER names: no
-page is wider than a telephone, texts have enough contrast in light and in dark, no script fails,
-and the search finds a method. Without a browser it says so and leaves these out.
+page is wider than a telephone, no listing is cut on a usual screen, texts have enough contrast in
+light and in dark, no script fails, and the search finds a method and an error code. Without a
+browser it says so and leaves these out.
 """
 
 import argparse
@@ -23,8 +24,13 @@ WIDTH = 390
 """Pixels of a narrow telephone."""
 CONTRAST = 4.5, 3.0
 """Least ratio of contrast for texts and for large texts, by WCAG 2, AA."""
-SEARCHED, FOUND = "Estimator.fit", "bigdl.orca.learn.pytorch.PyTorchEstimator.fit"
-"""What is typed, and what must be among the first five results."""
+SCREEN = 1280
+"""Pixels of a usual screen, on which no listing is cut."""
+SEARCHES = {
+    "Estimator.fit": "#bigdl.orca.learn.pytorch.PyTorchEstimator.fit",
+    "data-null": "guides/troubleshooting.html",
+}
+"""What is typed, and the end of a link that must be among the first five results."""
 
 # Returns texts that are hard to read, each with its ratio of contrast.
 FAINT_TEXTS = """
@@ -99,6 +105,18 @@ WIDE_PARTS = """
   visit(document.querySelector("article"));
   return parts.slice(0, 4);
 }
+"""
+
+
+# Returns the listings that a reader must scroll, each with its pixels and its longest line.
+CUT_LISTINGS = """
+() => Array.from(document.querySelectorAll("div.highlight pre"))
+  .filter((pre) => pre.scrollWidth > pre.clientWidth + 1)
+  .map((pre) => {
+    const lines = pre.innerText.split("\\n");
+    const longest = lines.reduce((one, other) => (other.length > one.length ? other : one), "");
+    return `${pre.scrollWidth - pre.clientWidth} pixels: ${longest.trim().slice(0, 60)}`;
+  })
 """
 
 
@@ -179,17 +197,23 @@ def look(browser, site: Path, address: str) -> list[str]:
             parts = tab.evaluate(WIDE_PARTS) if scheme == "light" else []
             wrong += [f"{page}: wider than {WIDTH} pixels: {part}" for part in parts]
         tab.close()
-    tab = browser.new_page()
-    tab.goto(f"{address}/index.html")
-    tab.fill("input[name=q]", SEARCHED)
-    tab.press("input[name=q]", "Enter")
-    tab.wait_for_selector("#search-results li a")
-    tab.wait_for_timeout(2000)  # results come one after the other
-    links = tab.eval_on_selector_all(
-        "#search-results li a", "links => links.map((link) => link.getAttribute('href'))"
-    )
-    if FOUND not in [urlsplit(link).fragment for link in links[:5]]:
-        wrong.append(f"the search for {SEARCHED} gives first {links[:5]}")
+    tab = browser.new_page(viewport={"width": SCREEN, "height": 900})
+    for page in pages:
+        tab.goto(f"{address}/{page}")
+        cut = tab.evaluate(CUT_LISTINGS)
+        wrong += [f"{page}: a listing is cut on a screen of {SCREEN}: {each}" for each in cut]
+    for typed, expected in SEARCHES.items():
+        tab.goto(f"{address}/index.html")
+        tab.fill("input[name=q]", typed)
+        tab.press("input[name=q]", "Enter")
+        tab.wait_for_selector("#search-results li a")
+        tab.wait_for_timeout(2000)  # results come one after the other
+        links = tab.eval_on_selector_all(
+            "#search-results li a", "links => links.map((link) => link.getAttribute('href'))"
+        )
+        # a highlighted word is part of the address
+        if not any(link.split("?")[0].endswith(expected) for link in links[:5]):
+            wrong.append(f"the search for {typed} gives first {links[:5]}")
     tab.close()
     return wrong
 

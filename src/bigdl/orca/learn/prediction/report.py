@@ -22,8 +22,10 @@ from bigdl.training.progress import in_words
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
+    from pyspark.accumulators import AccumulatorParam
 
     from bigdl.orca.inference.shipping import LoadedModel, ShippedModel
+    from bigdl.orca.learn.prediction.classes import ShippedClassifier
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -77,7 +79,7 @@ class PredictionReport:
     (100, 0)
     """
 
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
     records: list[PartitionRecord] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -278,13 +280,17 @@ class ShippedWithTimer:
 
     Parameters
     ----------
-    shipped : ShippedModel
-        The model, or another object with its methods.
+    shipped : ShippedModel or another object with its methods
     writer : PredictionWriter
     sc : pyspark.SparkContext
     """
 
-    def __init__(self, shipped: ShippedModel, writer: PredictionWriter, sc: SparkContext):
+    def __init__(
+        self,
+        shipped: ShippedModel | ShippedClassifier | ShippedWithTimer,
+        writer: PredictionWriter,
+        sc: SparkContext,
+    ):
         self._shipped = shipped
         self._records = sc.accumulator([], _accumulation(writer))
 
@@ -314,12 +320,17 @@ class TimedModel:
         self.model = model
         self.seconds, self.rows = 0.0, 0
 
+    @property
+    def squeezes(self) -> bool:
+        """True if the model drops the row dimension of a single row."""
+        return self.model.squeezes
+
     def __getattr__(self, name: str) -> object:
         if name.startswith("__") or name == "model":  # requested during unpickling
             raise AttributeError(name)
         return getattr(self.model, name)
 
-    def __call__(self, batch: list) -> Any:
+    def __call__(self, batch: list) -> object:
         """Return the outputs of a batch."""
         started = time.perf_counter()
         try:
@@ -360,7 +371,7 @@ def _in_task(
             records.add([record])
 
 
-def _accumulation(writer: PredictionWriter) -> Any:
+def _accumulation(writer: PredictionWriter) -> AccumulatorParam[list[PartitionRecord]]:
     """Return the AccumulatorParam that passes records to a writer on the driver."""
     from pyspark.accumulators import AccumulatorParam
 
