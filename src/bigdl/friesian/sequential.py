@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.friesian.baselines import History, HistoryRecommender, best_columns
 from bigdl.friesian.feature.sequences import SequenceTable, sequence_schema
 from bigdl.friesian.metrics.ranking import DEFAULT_METRICS, RankingMetrics, ranking_metrics
@@ -49,6 +49,7 @@ _MODELS = {
 _ROWS_AT_ONCE = 256
 
 
+@hide_frames
 class SequenceRecommender(HistoryRecommender):
     """Recommender that predicts the next item of a user with a sequence model.
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
-from bigdl.common.errors import LazyModule, UsageError, require
+from bigdl.common.errors import LazyModule, UsageError, hide_frames, require
 from bigdl.common.platform.network import host_name
 from bigdl.common.timeouts import CLOCK_STEP_S
 
@@ -211,6 +211,7 @@ def without_experimental_warnings() -> Iterator[None]:
         yield
 
 
+@hide_frames
 def open_study(
     *,
     storage: str | BaseStorage | None = None,

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from bigdl.common.checks import check_integer, check_number
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.serving.pairs import PairScores
 from bigdl.friesian.serving.rankers import CandidateGenerator, Ranker, ServedRanker
@@ -52,6 +52,7 @@ PAIRS_AT_ONCE = 100_000  # maximum number of user-candidate pairs per batch
 _LONGEST = 1e6  # maximum seconds to a deadline; locks do not accept infinity
 
 
+@hide_frames
 class Recommender:
     """Recommender that finds and ranks items for users; several threads may call it at once.
 

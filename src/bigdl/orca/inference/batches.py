@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.checks import check_choice, check_positive
-from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.errors import LazyModule, UsageError, hide_frames
 from bigdl.data.images import decode_column
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.versions import arrow_schema, data_type
@@ -36,6 +36,7 @@ else:
 BatchFunction = Callable[[dict[str, Any], dict[str, InferenceModel]], Mapping[str, Any]]
 
 
+@hide_frames
 def map_batches(
     data: DataFrame,
     function: BatchFunction,

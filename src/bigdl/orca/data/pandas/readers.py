@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
-from bigdl.common.errors import UsageError, as_usage_error, first_line
+from bigdl.common.errors import UsageError, as_usage_error, first_line, hide_frames
 from bigdl.orca.cluster.connect import active_spark_or_local
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.versions import data_type
@@ -71,6 +71,7 @@ def paths_for_spark(file_path) -> list[str]:
     return paths
 
 
+@hide_frames
 def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
     r"""Read CSV files.
 
@@ -121,6 +122,7 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | Ra
     return _read_csv(file_path, **kwargs)
 
 
+@hide_frames
 def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
     r"""Read JSON files.
 
@@ -157,6 +159,7 @@ def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | R
     return _read_json(file_path, **kwargs)
 
 
+@hide_frames
 def read_parquet(
     file_path: str | Sequence[str],
     columns: Sequence[str] | None = None,
