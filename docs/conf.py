@@ -32,6 +32,7 @@ html_js_files = ["copy.js"]
 html_logo = "_static/logo.svg"
 html_favicon = "_static/logo.svg"
 html_show_sourcelink = False
+pygments_dark_style = "github-dark"  # furo's default underlines the names of modules
 html_baseurl = os.environ.get("BIGDL_DOCS_URL", "")
 if html_baseurl:
     html_baseurl = html_baseurl.rstrip("/") + "/"

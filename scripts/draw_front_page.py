@@ -111,8 +111,8 @@ def draw_speed(page: str) -> Chart:
     return chart
 
 
-def draw_bars(title: str, values: dict[str, float], unit: str) -> Chart:
-    """Return a small bar chart whose first bar, the one of BigDL, is blue."""
+def draw_bars(title: str, values: dict[str, float], unit: str, baselines: bool = True) -> Chart:
+    """Return a small bar chart; with `baselines`, the bars after the first one are gray."""
     step, left, right = 44.0, 16.0, 300.0
     chart = Chart(400, step * len(values) + 44)
     chart.text(title, left, 22)
@@ -120,7 +120,7 @@ def draw_bars(title: str, values: dict[str, float], unit: str) -> Chart:
         top = step * index + 36
         width = (right - left) * value / max(values.values())
         chart.text(label, left, top + 12)
-        colour = "#bbb" if index else "#1f77b4"
+        colour = "#bbb" if index and baselines else "#1f77b4"
         chart.box(left, top + 17, width, 14, colour, f"{label}: {value:g} {unit}")
         chart.text(f"{value:g} {unit}".strip(), left + width + 8, top + 29)
     return chart
@@ -149,6 +149,7 @@ def draw_gallery(page: str, recommender: str) -> dict[str, Chart]:
             "from the sound in Kafka to its answer",
             {f"{n} % of the sounds": float(s) for n, s in re.findall(r"p(\d+) ([\d.]+)", latency)},
             "s",
+            baselines=False,
         ),
         "sequence-recommender": draw_bars(
             "NDCG@10 of the next film, MovieLens 100K",
