@@ -37,11 +37,10 @@ def test_rows_are_counted_once_and_again_by_a_second_action(orca_spark, tmp_path
     report = estimator.prediction_report()
     assert (report.rows(), report.repeated_rows()) == (100, 0)
     assert len({each["partition"] for each in report.records}) == 4
-    assert report.advice() == []
     wait_until(lambda: "100 rows in 4 partitions" in page.read_text())
     predicted.collect()
     assert (report.rows(), report.repeated_rows()) == (100, 100)
-    assert "write them once" in report.advice(worth_s=0)[0]
+    assert any("write them once" in each for each in report.advice(worth_s=0))
     wait_until(lambda: "100 predicted again" in page.read_text())
 
 
