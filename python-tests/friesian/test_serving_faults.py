@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -60,6 +59,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def program(folder):
     """Start a server of all stages in a separate process; return it and its ports."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else 1 << 16
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, 1 << 16)), hard))
@@ -314,6 +315,8 @@ def test_clients_that_do_not_read_keep_nobody_waiting(stages):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "recommender"])
 def test_ten_thousand_idle_connections_keep_nobody_waiting(program, folder, kind):
+    import resource
+
     process, ports = program
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 11_000:
         pytest.skip("a process may have fewer than 11,000 open files here")

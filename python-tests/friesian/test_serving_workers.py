@@ -15,6 +15,8 @@ from served_program import ended, expected, logged, made_in, started, wait_for, 
 from bigdl.friesian.serving import RecommenderClient, RemoteRecall
 from bigdl.friesian.serving.program import main
 
+pytestmark = pytest.mark.linux("ports that several processes share")
+
 USERS, K = [1, 3, 5, 1], 5
 
 

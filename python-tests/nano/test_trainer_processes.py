@@ -424,7 +424,7 @@ def test_an_interrupt_ends_all_processes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.fault
-@pytest.mark.parametrize("death", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("death", ["SIGTERM", "SIGKILL"])
 def test_copies_and_the_workers_of_their_loaders_end_with_a_killed_parent(tmp_path, death):
     path = tmp_path / "script.py"
     program = textwrap.dedent(SCRIPT.format(pause=60, arguments="2, distributed_backend='fork'"))
@@ -446,7 +446,7 @@ def test_copies_and_the_workers_of_their_loaders_end_with_a_killed_parent(tmp_pa
                 break
         left = psutil.Process(parent.pid).children(recursive=True)
         assert len(left) >= 3, "".join(said)
-        parent.send_signal(death)
+        parent.send_signal(getattr(signal, death))
         parent.wait(60)
         _, left = psutil.wait_procs(left, 30)  # workers of loaders look every five seconds
         assert not left

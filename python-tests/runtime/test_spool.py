@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import resource
 import stat
 
 import numpy as np
@@ -255,6 +254,8 @@ def test_a_full_disk_is_reported_as_such(tmp_path):
 
 
 def test_a_spool_of_more_arrays_than_open_files_are_allowed_raises_the_limit(tmp_path):
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     names = [f"c{i}" for i in range(400)]
     many = [ArraySpec(name, None, "int64", ()) for name in names]
@@ -269,6 +270,8 @@ def test_a_spool_of_more_arrays_than_open_files_are_allowed_raises_the_limit(tmp
 
 
 def test_more_arrays_than_the_machine_allows_files_are_refused(tmp_path, monkeypatch):
+    import resource
+
     monkeypatch.setattr(resource, "getrlimit", lambda _: (300, 300))
     writer = SpoolWriter(str(tmp_path), 0, "data-0", [])
     with pytest.raises(UsageError, match=r"the 400 arrays .*ulimit -n .*VectorAssembler"):

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import resource
 import stat
 import zlib
 from types import SimpleNamespace
@@ -262,6 +261,8 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_written_is_one_sentence_and_leaves_nothing(tmp_path):
+    import resource
+
     directory = CheckpointDirectory.create(str(tmp_path))
     whole = directory.write(snapshot(1))
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -278,6 +279,8 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence_and_leaves_nothing(
 
 
 def test_a_folder_that_cannot_be_written_whole_leaves_the_earlier_one(tmp_path):
+    import resource
+
     for number, size in enumerate((10, 10_000)):
         source = tmp_path / f"source{number}"
         (source / "inner").mkdir(parents=True)

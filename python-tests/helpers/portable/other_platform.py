@@ -86,7 +86,9 @@ _NOT_ON_WINDOWS = {
 _NO_MODULES_ON_WINDOWS = ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty")
 _UNIX_PATH_BYTES = 103
 _HIDDEN = re.compile(
-    r"module '\w+' has no attribute '\w+'|No such file or directory: '/(proc|sys|dev)"
+    r"module '\w+' has no attribute '\w+'|No such file or directory: (?:PosixPath\()?'/"
+    r"(proc|sys|dev)"
+    rf"|No module named '({'|'.join(_NO_MODULES_ON_WINDOWS)})'"
 )
 _origins: dict[str, str] = {}
 _current = ""
@@ -146,7 +148,7 @@ def skip_test_of_linux(error: BaseException) -> None:
     files = re.findall(r'^\s*File "(.+)", line \d+', text, re.MULTILINE)
     files = files or [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     files = [file for file in files if _origin(file) != "python"]
-    if missing and files and files[-1].startswith(TESTS):
+    if missing and files and files[-1].startswith((TESTS, "<string>")):  # python -c
         import pytest
 
         pytest.skip(f"the test itself needs Linux: {missing.strip()}")

@@ -193,6 +193,17 @@ def unlink_open(path: str) -> None:
         atexit.register(_remove_quietly, path)
 
 
+def unlink_unused(path: str | Path) -> None:
+    """Remove a file if it exists; on Windows, only if no process has it open or mapped."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        if sys.platform != "win32":
+            raise
+
+
 def _remove_quietly(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)

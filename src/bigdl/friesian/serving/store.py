@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
-from bigdl.common.platform.files import lock, sync_folder
+from bigdl.common.platform.files import lock, sync_folder, unlink_unused
 from bigdl.friesian.serving.rows import (
     Features,
     Ids,
@@ -583,7 +583,7 @@ class EmbeddedStore(FeatureStore):
         }
         for file in self._path.glob("v*.arrow"):
             if file.name not in named:
-                file.unlink(missing_ok=True)
+                unlink_unused(file)  # else a later writer removes it
 
     def activate(self, version: int) -> None:
         with self._writer() as manifest:
