@@ -24,6 +24,7 @@ from bigdl.orca.inference.runtimes import accelerated_model, nano_files, saved_f
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model
 from bigdl.orca.learn.pytorch.prediction import LoadedTorchModel, TorchSnapshot
+from bigdl.training.progress import say_phase
 
 if TYPE_CHECKING:
     pass
@@ -183,6 +184,7 @@ class Acceleration:
             expected = _outputs(model, compared)
             files = self._files
             if files is None:
+                say_phase(f"converting the model, accelerate={self._name!r}")
                 files = _accelerated_files(self._name, model, batches, compared, expected, threads)
             if files is None:
                 return snapshot
