@@ -128,6 +128,7 @@ def test_a_slow_plan_gets_the_advice_to_pass_a_path(orca_spark):
     est = Estimator.from_torch(
         model=Slow(size=2), optimizer=SGD(0.001), loss=nn.MSELoss(), workers_per_node=2
     )
+    est.fit(frame.limit(16), feature_cols="x", label_cols="y", batch_size=16)  # starts Python
     est.fit(frame, feature_cols="x", label_cols="y", batch_size=16)
     (sentence,) = est.report().advice(worth_s=0.5)
     assert "reading a DataFrame through the JVM" in sentence

@@ -20,6 +20,8 @@ _STYLE = """
 .bigdl-page table{border-collapse:collapse;margin:.3em 0}
 .bigdl-page th,.bigdl-page td{text-align:left;padding:.15em 1.1em .15em 0;
  border-bottom:1px solid #8884;vertical-align:top;overflow-wrap:anywhere}
+.bigdl-page .scrolls{overflow-x:auto}
+.bigdl-page table.wide th,.bigdl-page table.wide td{overflow-wrap:normal;white-space:nowrap}
 .bigdl-page td.n{text-align:right;font-variant-numeric:tabular-nums}
 .bigdl-page .bar{display:flex;height:16px;margin:.15em 0;border-radius:3px;overflow:hidden;
  background:#8882}
@@ -78,8 +80,11 @@ class Page:
         rows : iterable of sequence
         """
         head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-        body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-        self._parts.append(f"<table>{f'<tr>{head}</tr>' if names else ''}{body}</table>")
+        cell = _cell if names else _text_cell
+        body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+        css = " class='wide'" if names else ""
+        table = f"<table{css}>{f'<tr>{head}</tr>' if names else ''}{body}</table>"
+        self._parts.append(f"<div class='scrolls'>{table}</div>")
 
     def add_bars(self, bars: Mapping[str, Mapping[str, float]], unit: str = "s") -> None:
         """Add bars that are divided into parts, with one legend.
@@ -153,7 +158,11 @@ def _percent(share: float) -> str:
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return f"<td class='n'>{value:.4g}</td>"
+        return f"<td class='n'>{value:{',.0f' if abs(value) >= 1000 else '.4g'}}</td>"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"<td class='n'>{value:,}</td>"
+    return _text_cell(value)
+
+
+def _text_cell(value: object) -> str:
     return f"<td>{html.escape(str(value))}</td>"

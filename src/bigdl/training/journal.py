@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from bigdl.common.missing import installed_version
 from bigdl.training.position import RunSettings
 
 _LOGGER = "bigdl"
+_FITS: list[float] = []
+"""Times at which the fits of this process began."""
 _PACKAGES = (
     *("bigdl", "torch", "keras", "tensorflow", "jax", "lightning", "pytorch-lightning"),
     *("pyspark", "ray", "horovod", "numpy", "pyarrow"),
@@ -51,6 +53,8 @@ class FitJournal:
         Warnings, losses of workers and resumes, with their times.
     versions : dict of str to str
         Versions of the packages.
+    is_first : bool
+        True for the first fit of this process, which also starts Spark's Python workers.
     on_change : callable
         Called after each change of the epochs.
     """
@@ -66,6 +70,7 @@ class FitJournal:
     epochs: dict[int, dict[str, Any]] = field(default_factory=dict)
     events: list[tuple[float, str]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    is_first: bool = False
     on_change: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,6 +96,8 @@ class FitJournal:
         handler = _WarningHandler(self.events)
         logger = logging.getLogger(_LOGGER)
         self.began_at = self.attempt_at = time.time()
+        self.is_first = not _FITS
+        _FITS.append(self.began_at)
         self.versions = versions()
         logger.addHandler(handler)
         try:
@@ -132,6 +139,9 @@ def settings_of(settings: RunSettings) -> dict[str, str]:
     out = {}
     for each in fields(settings):
         value = getattr(settings, each.name)
+        is_simple = isinstance(value, bool | int | float | str)
+        if is_simple and each.default is not MISSING and value == each.default:
+            continue
         if each.name in _HIDDEN or value is None or value is False or value in ("", [], ()):
             continue
         text = value if isinstance(value, str) else _text_of(value)

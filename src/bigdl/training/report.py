@@ -36,6 +36,7 @@ PHASES = {
 
 _MAX_SENTENCES = 3
 _WORTH = 2.0  # a smaller saving needs no advice
+_FIRST_START_S = 20.0  # Python workers, their imports and the first job of Spark, on a busy machine
 _REFRESH = 5
 _INTERVAL = 1.0  # between two writes of a report
 _BUSY = ("fetch_s", "move_s", "forward_s", "backward_s")
@@ -143,6 +144,8 @@ class FitReport:
             return []
         # Spark computes and moves the rows before and while the workers read them
         seconds = timeline.get("reading the input", 0.0) + timeline.get("starting the workers", 0.0)
+        if self.journal.is_first:
+            seconds = max(0.0, seconds - _FIRST_START_S)
         share = seconds / (sum(timeline.values()) or 1.0)
         if share < 0.4:
             return []
@@ -215,7 +218,7 @@ class FitReport:
 
     def _page(self) -> Page:
         journal = self.journal
-        page = Page(f"Fit of {journal.facts.get('model') or 'a model'}")
+        page = Page(f"Fit of {named(journal.facts.get('model'))}")
         entries = [record["entry"] for record in journal.epochs.values()]
         page.add_text(self._summary(entries))
         for sentence in self.advice():
@@ -286,6 +289,11 @@ class FitReport:
         page.add_bars(bars)
         names = ("worker", "host", "rows", "rows/s", "peak memory", "waiting")
         page.add_table(names, rows)
+
+
+def named(model: object) -> str:
+    """Return the name of a model for a title."""
+    return "a model" if model in (None, "<lambda>") else str(model)
 
 
 class LiveReport:

@@ -19,6 +19,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.pages import Page
 from bigdl.training.journal import versions
 from bigdl.training.progress import in_words
+from bigdl.training.report import named
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
@@ -183,7 +184,7 @@ class PredictionReport:
         return self._page().fragment()
 
     def _page(self) -> Page:
-        page = Page(f"Prediction by {self.facts.get('model') or 'a model'}")
+        page = Page(f"Prediction by {named(self.facts.get('model'))}")
         if not self.records:
             page.add_text("No task has ended yet; predictions are computed by actions.")
         else:
