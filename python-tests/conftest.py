@@ -41,9 +41,11 @@ def pytest_configure(config):
     hypothesis.settings.register_profile("bigdl", deadline=None, suppress_health_check=[slow])
     hypothesis.settings.load_profile("bigdl")
     os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
+    from bigdl.common.cpu import passive_waiting
+
     # Before PyTorch is imported: OpenMP threads that wait would spin, which takes half of the CPU
     # time of small models if several test processes share the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.update(passive_waiting())
     gc.set_threshold(100_000)  # at 700, to parse all sources takes three times as long
     config.addinivalue_line(
         "markers", "local_cluster: runs late, with the tests that use the fixture of this name"
@@ -186,6 +188,8 @@ def _gradients_are_left_on():
 def _stop_at_the_end():
     """All modules share Spark and the waiting workers of ``backend="local"``."""
     yield
+    if "plain_workers" in sys.modules:
+        sys.modules["plain_workers"].stop_shared_crews()
     if "bigdl.runtime.local" in sys.modules:
         from bigdl.runtime.local import LocalEngine
 

@@ -132,6 +132,22 @@ def spooled(directory, name, columns) -> Shard:
     return Shard(writer.finish())
 
 
+_shared: dict[int, Crew] = {}
+
+
+def shared_crew(size: int) -> Crew:
+    """Return the crew of this size of all test files that one process runs."""
+    if size not in _shared:
+        _shared[size] = Crew(size).__enter__()
+    return _shared[size]
+
+
+def stop_shared_crews() -> None:
+    """End the processes of the shared crews."""
+    while _shared:
+        _shared.popitem()[1].__exit__()
+
+
 class CrewJob:
     """A program on a crew, with the interface of an engine's Job."""
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @functools.cache
 def started_by(file: str) -> str:
-    """What a file starts that takes many seconds of CPU: workers with TensorFlow, Ray, or nothing.
+    """What a file starts that takes many seconds of CPU: workers with TensorFlow, Ray, a crew.
 
     Spark is started by nearly all; tests on executors of their own have their place at the end.
     """
@@ -21,7 +21,9 @@ def started_by(file: str) -> str:
         return ""
     if "/orca/keras/" in file:
         return "tensorflow"
-    return "ray" if re.search(r"\bray_models\b|def test_.*\b(engine_)?way\b", text) else ""
+    if re.search(r"\bray_models\b|def test_.*\b(engine_)?way\b", text):
+        return "ray"
+    return "crew" if "shared_crew" in text else ""
 
 
 def next_file(files: Iterable[str], runner: object, owners: dict[str, object]) -> str:

@@ -9,7 +9,7 @@ import torch
 from engine_cases import syncs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_workers import Crew
+from plain_workers import shared_crew
 
 from bigdl.runtime.collectives import buckets, host_memory
 from bigdl.runtime.collectives.horovod import slots_of
@@ -18,8 +18,7 @@ from bigdl.testing.syncs import GradientSyncContract
 
 @pytest.fixture(scope="module")
 def crew():
-    with Crew(3) as crew:
-        yield crew
+    return shared_crew(3)
 
 
 @pytest.fixture(scope="module", params=syncs())

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from plain_workers import Crew, CrewJob
+from plain_workers import CrewJob, shared_crew
 from reference_training import rows_of
 from refusals import refused
 from torch import nn
@@ -342,8 +342,7 @@ def test_files_are_written_whole(tmp_path, scheme):
 
 @pytest.fixture(scope="module")
 def crew():
-    with Crew(3) as crew:
-        yield crew
+    return shared_crew(3)
 
 
 def model(config=None):

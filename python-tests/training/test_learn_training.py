@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from plain_workers import Crew, CrewJob
+from plain_workers import CrewJob, shared_crew
 from reference_training import largest_difference, rows_of, union_batches
 from refusals import refused
 from torch import nn
@@ -40,8 +40,7 @@ SEED = 5
 
 @pytest.fixture(scope="module")
 def crew():
-    with Crew(3) as crew:
-        yield crew
+    return shared_crew(3)
 
 
 def shards_of(sizes=SIZES):

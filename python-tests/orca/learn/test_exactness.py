@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import syncs
-from plain_workers import Crew
+from plain_workers import shared_crew
 from reference_training import largest_difference, rows_of, train_alone, union_batches
 from sklearn import metrics as sk
 from torch import nn
@@ -27,9 +27,9 @@ shards_param = pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS.keys
 @pytest.fixture(scope="module", params=syncs())
 def crew(request):
     """Three processes, and the GradientSync of their programs."""
-    with Crew(3) as crew:
-        crew.sync = request.param
-        yield crew
+    crew = shared_crew(3)
+    crew.sync = request.param
+    return crew
 
 
 def net(config=None):

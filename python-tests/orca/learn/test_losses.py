@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from plain_workers import Crew
+from plain_workers import shared_crew
 from reference_training import largest_difference, rows_of, train_alone, union_batches
 from refusals import refused
 from torch import nn
@@ -38,8 +38,7 @@ WEIGHT = torch.tensor([1.0, 5.0, 0.25], dtype=torch.float64)
 
 @pytest.fixture(scope="module")
 def crew():
-    with Crew(3) as crew:
-        yield crew
+    return shared_crew(3)
 
 
 def classifier(config=None):
