@@ -178,7 +178,7 @@ def rows_of_files(tasks):
 
 
 @settings(
-    max_examples=120,
+    max_examples=60,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
