@@ -21,6 +21,12 @@ ERROR_GRACE_S = 1.0  # workers may end by themselves for this long after the fir
 LOSS_NOTICE_S = 2.0  # survivors have this long to notice a lost peer and to report the cause
 STAGE_LEAVE_S = 3.0  # survivors of a failed stage have this long to leave it
 WORKERS_END_S = 5.0  # workers have this long to end after an order to stop
+GO_LOOK_S = 0.5  # interval at which a worker that waits for a replacement looks for errors
+# A worker that is silent for this long after a collective has timed out on the others is ended.
+HANG_GRACE_S = 5.0
+LEAVE_GROUP_S = 10.0  # limit for leaving a group whose collectives have failed
+JOIN_LOOK_S = 0.1  # interval at which connecting workers look for a loss
+REJOIN_S = 30.0  # limit for connecting to each other after a loss
 VOTE_S = 1.0  # interval of a fit's votes on leaving a machine that is decommissioned
 
 WORKER_CONNECT_S = 5.0  # limit for opening a connection from a worker to the driver
@@ -45,6 +51,7 @@ LOCK_LOOK_S = 0.05  # interval of attempts to lock a file where the system canno
 MEMORY_LOOK_S = 0.002  # interval at which the memory of a trial is sampled
 CLOCK_STEP_S = 2.0  # tolerance for a process's start time after the system clock was set
 SEARCH_END_S = 2.0  # workers may take this long to end after the last trial of a search
+CHAOS_LOOK_S = 0.1  # interval at which disturbed fits are polled
 STUDY_HEARTBEAT_S = 1.0  # interval at which the heartbeats of running trials are due
 STUDY_LOCK_S = 120.0  # longest wait for other processes that write to the SQLite file of a study
 

@@ -350,7 +350,9 @@ class AttemptChannel:
         self._prefix = f"{attempt}:"
         self._group_stores: list[Any] = []
 
-    def group_store(self, tunnels: Tunnels | None = None, rank: int = 0) -> GroupStore:
+    def group_store(
+        self, tunnels: Tunnels | None = None, rank: int = 0, group: int = 0
+    ) -> GroupStore:
         """Return the store of this attempt's process group, for ``torch.distributed``.
 
         Parameters
@@ -359,13 +361,16 @@ class AttemptChannel:
             Encrypted tunnels between the workers.
         rank : int
             Rank of this worker; needed with tunnels.
+        group : int
+            Number of the group, see :mod:`bigdl.runtime.recovery`.
         """
         from bigdl.runtime.collectives.tunnel import TunnelStore
         from bigdl.runtime.group_store import GroupStore
 
-        prefix = f"{self._prefix}group/"
+        prefix = f"{self._prefix}group/{f'{group}/' if group else ''}"
         if tunnels is None:
-            store = GroupStore(self.store, prefix)
+            broken = f"{self._prefix}broken/{group}" if group else None
+            store = GroupStore(self.store, prefix, broken)
         else:
             store = TunnelStore(self.store, prefix, tunnels, rank)
         self._group_stores.append(store)  # torch keeps a reference to the C++ object only
@@ -441,18 +446,22 @@ class AttemptChannel:
         """Delete a key of this attempt."""
         self.store.delete(self._prefix + key)
 
-    def barrier(self, key: str, world_size: int, longest: float | None = None) -> None:
+    def barrier(
+        self, key: str, world_size: int, longest: float | None = None, broken: str = ""
+    ) -> None:
         """Wait until all workers arrive; check for failures every `longest` seconds.
 
         The default is 0.1 s, or 0.01 s times the number of workers if that is more, since one
-        thread answers all of them. Raises PeerLost if a worker fails; a collective would hang.
+        thread answers all of them. Raises PeerLost if a worker fails, or if the key `broken` is
+        set; a collective would hang.
         """
         if self.count(f"meet/{key}", 1) >= world_size:
             self.set(f"met/{key}", "")
             return
         longest = max(0.1, world_size / 100) if longest is None else longest
         while not self.has(f"met/{key}", seconds=longest):
-            if self.has("abort") or self.count("failed"):
+            is_broken = broken and self.has(broken)
+            if is_broken or self.has("abort") or self.count("failed"):
                 raise PeerLost("another worker failed before all reached the barrier")
 
     def all_gather(self, key: str, rank: int, value: object, world_size: int) -> list[Any]:

@@ -33,7 +33,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from bigdl.common.checks import check_integer, check_number
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, WorkerLost
 
 if TYPE_CHECKING:
     from bigdl.runtime.cluster import Cluster
@@ -89,6 +89,7 @@ class OpenJob(Protocol):
         on_event: Callable[[str, Any], None] | None = None,
         *,
         before: Callable[[Any], None] | None = None,
+        on_loss: Callable[[WorkerLost], bool] | None = None,
     ) -> list[Any]: ...
 
     def close(self) -> None: ...
@@ -141,6 +142,11 @@ class Engine(ABC):
     @property
     def may_leave(self) -> bool:
         """True if the cluster announces which machines are being decommissioned."""
+        return False
+
+    @property
+    def can_replace(self) -> bool:
+        """True if a lost worker can be replaced while the others run."""
         return False
 
     @property

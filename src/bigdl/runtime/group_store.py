@@ -1,10 +1,13 @@
 """The rendezvous store of ``torch.distributed`` process groups, over the job's channel."""
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
+
+from bigdl.common.timeouts import JOIN_LOOK_S
 
 
 class GroupStore(Store):
@@ -17,11 +20,13 @@ class GroupStore(Store):
     ----------
     store : KeyValueStore or Connection
     prefix : str
+    broken : str, optional
+        Key that ends every wait with an error once it is set.
     """
 
-    def __init__(self, store: Any, prefix: str):
+    def __init__(self, store: Any, prefix: str, broken: str | None = None):
         super().__init__()
-        self._store, self._prefix = store, prefix
+        self._store, self._prefix, self._broken = store, prefix, broken
         self._seconds = 300.0
 
     @property
@@ -36,6 +41,8 @@ class GroupStore(Store):
         self._store.set(self._prefix + key, _bytes(value))
 
     def get(self, key: str) -> bytes:
+        if self._broken is not None:
+            self.wait([key])
         return self._read(key, self._store.get(self._prefix + key, self._seconds))
 
     def add(self, key: str, amount: int) -> int:
@@ -46,7 +53,14 @@ class GroupStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         seconds = self._seconds if timeout is None else timeout.total_seconds()
-        if not self._store.has([self._prefix + key for key in keys], seconds):
+        full = [self._prefix + key for key in keys]
+        end = time.monotonic() + seconds
+        while self._broken is not None and not self._store.has(full, JOIN_LOOK_S):
+            if self._store.has([self._broken]):
+                raise RuntimeError("another worker was lost while the workers connected")
+            if time.monotonic() > end:
+                break
+        if not self._store.has(full, max(0.0, end - time.monotonic())):
             raise TimeoutError(f"wait timeout after {seconds:g} s for the keys {', '.join(keys)}")
 
     def delete_key(self, key: str) -> bool:

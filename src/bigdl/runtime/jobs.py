@@ -31,11 +31,13 @@ from bigdl.common.timeouts import (
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import AttemptChannel, Channel, QueueReader
 from bigdl.runtime.engine import Engine, user_import_path
+from bigdl.runtime.recovery import RecoveryMonitor
 from bigdl.runtime.serialization import pickled_by_value
 from bigdl.runtime.shards.feed import Feed, InputPlan
 from bigdl.runtime.task import TaskSpec
 from bigdl.runtime.worker import decode
 
+_attempts: list[AttemptChannel] = []  # of all running jobs
 _numbers = itertools.count()
 _active: set[int] = set()
 
@@ -54,6 +56,11 @@ def job_number() -> Iterator[int]:
 def active_jobs() -> tuple[int, ...]:
     """Return the numbers of the jobs whose spools are in use."""
     return tuple(sorted(_active))
+
+
+def active_attempts() -> list[AttemptChannel]:
+    """Return the channels of the running attempts of all jobs of this process."""
+    return list(_attempts)
 
 
 class NoRows(UsageError):
@@ -235,6 +242,17 @@ def unfinished(channel: AttemptChannel, world_size: int) -> list[dict[str, Any]]
     return workers_at(channel, [p for p in range(world_size) if not channel.has(f"left/{p}")])
 
 
+def running_workers(channel: AttemptChannel) -> dict[int, dict[str, Any]]:
+    """Return the rank, pid and host of the connected workers of an attempt, by task index."""
+    found: dict[int, dict[str, Any]] = {}
+    for index in itertools.count():
+        if not channel.has(f"who/{index}"):
+            return found
+        if not channel.has(f"gone/{index}") and not channel.has(f"left/{index}"):
+            found[index] = channel.get_json(f"who/{index}")
+    return found
+
+
 def workers_at(channel: AttemptChannel, task_indices: Iterable[int]) -> list[dict[str, Any]]:
     """Return the known rank, pid and host of the workers with the given task indices."""
     keys = [f"who/{index}" for index in task_indices]
@@ -284,6 +302,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         self._engine: Any = engine
         self._feed = feed
         self._attempts = 0
+        self._on_loss: Callable[[WorkerLost], bool] | None = None
         self._spools: list[dict[str, Any]] | None = None  # by rank; None until all are known
         self._resources = contextlib.ExitStack()
         self._input_plan = InputPlan(None, None)
@@ -365,6 +384,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         on_event: OnEvent | None = None,
         *,
         before: Callable[[AttemptChannel], None] | None = None,
+        on_loss: Callable[[WorkerLost], bool] | None = None,
     ) -> list[Any]:
         """Run the program once on all workers and return their results.
 
@@ -381,6 +401,9 @@ class Job(contextlib.AbstractContextManager[Any, None]):
             progress; for independent workers also with ``("poll", None)``.
         before : callable, optional
             Called with the attempt's channel before the workers start.
+        on_loss : callable, optional
+            ``on_loss(error)`` is called when a worker is lost that could be replaced while the
+            others continue; returns False to end the attempt instead.
 
         Returns
         -------
@@ -395,7 +418,12 @@ class Job(contextlib.AbstractContextManager[Any, None]):
                 channel.put_bytes("state", state)
             if before is not None:
                 before(channel)
-            results = self._attempt(channel, on_event, options or {}, state)
+            self._on_loss = on_loss
+            _attempts.append(channel)
+            try:
+                results = self._attempt(channel, on_event, options or {}, state)
+            finally:
+                _attempts.remove(channel)
             if results is not None:
                 return results
 
@@ -483,6 +511,12 @@ class Job(contextlib.AbstractContextManager[Any, None]):
                         remove_spool(spool["path"])
 
 
+StartReplacement = Callable[
+    [int, int, int], tuple["Future[tuple[int, str, str]]", Callable[[], None]]
+]
+"""Starts a replacement; see :meth:`WorkerCalls.recover_with`."""
+
+
 class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
     """Context manager that calls every worker process of an attempt once.
 
@@ -518,6 +552,28 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
         self.outcomes: dict[int, tuple[int, str, str]] = {}
         self.lost: dict[int, BaseException] = {}
         self.are_independent = False
+        self._recovery: RecoveryMonitor | None = None
+        self._start: StartReplacement | None = None
+        self._replaced: dict[int, int] = {}  # rank of each replacement, by its task index
+
+    def recover_with(
+        self,
+        recovery: RecoveryMonitor,
+        start: StartReplacement,
+        is_replaceable: Callable[[BaseException], bool],
+    ) -> None:
+        """Replace lost workers while the others run.
+
+        Parameters
+        ----------
+        recovery : RecoveryMonitor
+        start : callable
+            ``start(lost, rank, group)`` starts a replacement of the task `lost`, with the next
+            task index, and returns its call and the function that kills it.
+        is_replaceable : callable
+            Returns False for the error of a worker whose loss must end the attempt.
+        """
+        self._recovery, self._start, self._is_replaceable = recovery, start, is_replaceable
 
     def __exit__(self, *_: object) -> None:
         self.cancel()
@@ -533,6 +589,8 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
                 if lost_at is not None and time.monotonic() - lost_at > LOSS_NOTICE_S:
                     self._stop(OTHER_LOST)
                     lost_at = float("inf")
+                if self._recovery is not None and not self.lost:
+                    self._recovery.poll(self._kill_rank)
                 poll()
         except BaseException:
             self._stop(BY_DRIVER)
@@ -552,8 +610,38 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
                 raise error
             elif self._channel.has("abort"):  # it ended on request
                 self.outcomes[task_index] = task_index, "aborted", str(error)
-            else:
+            elif not self._replace(task_index, error):
                 self.lost[task_index] = error
+
+    def _replace(self, task_index: int, error: BaseException) -> bool:
+        """Start a replacement of a lost worker; return False if the attempt must end."""
+        recovery, start = self._recovery, self._start
+        if recovery is None or start is None or self.lost or self._has_failure():
+            return False
+        if not self._is_replaceable(error):
+            return False
+        rank = self._rank_of(task_index)
+        lost = worker_lost(workers_at(self._channel, [task_index]), *PROCESS_ENDED)
+        if rank is None or not recovery.accept(rank, lost):
+            return False
+        call, kill = start(task_index, rank, recovery.group + 1)
+        following = len(self._kills)
+        self._replaced[following], self._running[call] = rank, following
+        self._kills = [*self._kills, kill]
+        return True
+
+    def _rank_of(self, task_index: int) -> int | None:
+        """Return the rank of a task; None if it has not started."""
+        if task_index in self._replaced:
+            return self._replaced[task_index]
+        return next((each["rank"] for each in workers_at(self._channel, [task_index])), None)
+
+    def _has_failure(self) -> bool:
+        """Return True if a worker has ended without a result."""
+        return any(outcome != "ok" for _, outcome, _ in self.outcomes.values())
+
+    def _kill_rank(self, rank: int) -> None:
+        self._kills[max(t for t in range(len(self._kills)) if self._rank_of(t) == rank)]()
 
     def _stop(self, reason: str) -> None:
         """Request that the workers stop, then kill the workers that still run."""
@@ -569,6 +657,8 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
 class CalledJob(Job):
     """Base class of jobs whose workers are called by :class:`WorkerCalls`."""
 
+    _replacements: StartReplacement | None = None  # set in `_calls` if the engine can replace one
+
     @abstractmethod
     def _calls(self, channel: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:
         """Return a context manager that starts an attempt's workers and yields their calls."""
@@ -579,6 +669,11 @@ class CalledJob(Job):
         with interruptible(), self._calls(channel) as calls:
             watch = AttemptMonitor(channel, calls.cancel, on_event)
             calls.are_independent = self.spec.is_independent
+            if self._on_loss is not None and self._replacements is not None:
+                recovery = RecoveryMonitor(
+                    channel, self.num_workers, self.spec.timeout, self._on_loss
+                )
+                calls.recover_with(recovery, self._replacements, self._is_replaceable)
             calls.run(self._polls(watch, on_event))
         if self.spec.is_independent:
             self._end_independent(watch)
@@ -594,6 +689,15 @@ class CalledJob(Job):
             self._read_again()
             return None
         raise self._failure(channel, calls, outcomes)
+
+    def _replacing_spec(self, rank: int, group: int) -> TaskSpec:
+        """Return the TaskSpec of a replacement."""
+        spec = self._next_spec()
+        return replace(spec, replaced_rank=rank, group=group, reader=None, accept=None)
+
+    def _is_replaceable(self, error: BaseException) -> bool:
+        """Return False for the error of a worker that no other one can replace."""
+        return True
 
     def _failure(
         self, channel: AttemptChannel, calls: WorkerCalls, outcomes: dict[str, str]

@@ -95,6 +95,10 @@ class LocalEngine(Engine):
         """Return the number of worker slots, which may exceed the number of cores."""
         return check_integer("num_workers", num_workers, 1, 1 if self.in_process else None)
 
+    @property
+    def can_replace(self) -> bool:
+        return not self.in_process
+
     def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
         feed.check_local()
         return super().prepare(feed, num_workers)
@@ -250,6 +254,24 @@ class LocalJob(CalledJob):
                 worker.submit(execute_task, spec, self._attempts, task_index, directory)
             answers = [threads.submit(worker.result) for worker in workers]
             kills = [worker.kill for worker in workers]
+
+            def replace(lost: int, rank: int, group: int) -> Any:
+                worker, task_index = _processes.take(rank, workers[lost].slot), len(workers)
+                workers.append(worker)
+                replacing = self._replacing_spec(rank, group)
+
+                def run() -> Any:
+                    try:
+                        if worker.pending:
+                            worker.await_start()
+                    except WorkerLost as error:
+                        raise EOFError from error
+                    worker.submit(execute_task, replacing, self._attempts, task_index, directory)
+                    return worker.result()
+
+                return threads.submit(run), worker.kill
+
+            self._replacements = replace
             with WorkerCalls(channel, answers, kills, EOFError) as calls:
                 yield calls
 
@@ -404,7 +426,7 @@ class LocalProcesses:
         workers: list[LocalWorker] = []
         try:
             for rank, slot in enumerate(cpu_slots(number)):
-                workers.append(self._take(rank, CpuSlot(slot.cores, threads)))
+                workers.append(self.take(rank, CpuSlot(slot.cores, threads)))
             for worker in workers:
                 if worker.pending:
                     worker.await_start()
@@ -427,7 +449,8 @@ class LocalProcesses:
             idle, self._idle = self._idle, []
         _end(idle)
 
-    def _take(self, rank: int, slot: CpuSlot) -> LocalWorker:
+    def take(self, rank: int, slot: CpuSlot) -> LocalWorker:
+        """Return an idle worker with these cores, or one that is starting."""
         with self._lock:
             if os.getpid() != self._owner:  # a forked child starts separate processes
                 self._idle, self._owner = [], os.getpid()

@@ -240,6 +240,10 @@ class TaskSpec:
     is_independent : bool
         Whether workers do not depend on each other, see
         :meth:`~bigdl.runtime.engine.Engine.open_independent`.
+    replaced_rank : int or None
+        Rank of the lost worker that the task replaces.
+    group : int
+        Number of the group that a replacement joins, see :mod:`bigdl.runtime.recovery`.
     """
 
     address: Address | None
@@ -264,6 +268,8 @@ class TaskSpec:
     certificate: Certificate | None = field(default=None, repr=False)
     are_collectives_clear: bool = False
     is_independent: bool = False
+    replaced_rank: int | None = None
+    group: int = 0
 
 
 def execute(
@@ -399,8 +405,9 @@ class Task:
             timeout=spec.timeout,
             may_leave=spec.may_leave,
             certificate=None if spec.are_collectives_clear else spec.certificate,
+            group=spec.group,
         )
-        self._take_rank(task_index)
+        self._take_rank(task_index if spec.replaced_rank is None else spec.replaced_rank)
 
     def _take_rank(self, rank: int) -> None:
         self.worker.rank = rank
@@ -449,7 +456,18 @@ class Task:
         if spec.by_host and spec.world_size > 1:
             hosts = channel.all_gather("host", self._task_index, worker.host, spec.world_size)
             wanted = ranks_by_host(hosts)
-        if spec.spools is not None:
+        if spec.replaced_rank is not None:
+            rank = spec.replaced_rank
+            of_ranks = spec.spools or [
+                channel.get_json(f"spool/{each}") for each in range(spec.world_size)
+            ]
+            opened = [reopen(spools) for spools in of_ranks]
+            shards = opened[rank]
+            if shards is None:
+                return "nospool"
+            worker.shards = shards
+            worker.shards_of_ranks = opened
+        elif spec.spools is not None:
             read_to_end(batches)  # an empty frame
             chosen = choose_shards(spec, self._task_index, channel, wanted)
             if chosen is None:

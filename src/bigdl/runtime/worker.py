@@ -55,6 +55,10 @@ class Worker:
         When the task began, in seconds since 1970.
     read_s : float
         Seconds that the task took to read its input, before the program began.
+    group : int
+        For a replacement of a lost worker, number of the group that it joins; otherwise 0.
+    shards_of_ranks : list of dict
+        For a replacement of a lost worker, the shards of every rank; None if they are elsewhere.
     """
 
     rank: int
@@ -71,6 +75,8 @@ class Worker:
     may_leave: bool = False
     began_at: float = field(default_factory=time.time)
     read_s: float = 0.0
+    group: int = 0
+    shards_of_ranks: list[dict[str, Any] | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.options = self.driver.options
@@ -285,6 +291,9 @@ class HeartbeatThread(threading.Thread):
             try:
                 if self._channel.has("abort", seconds=HEARTBEAT_S):
                     self._exit()
+                if self._channel.has(f"disturb/{self._task_index}"):
+                    disturb(self._channel.get_json(f"disturb/{self._task_index}"))
+                    self._channel.delete(f"disturb/{self._task_index}")
                 with self._flushing:
                     self.flush(self._channel)
             except Exception:  # a slow driver answers late; a dead one closes the connection
@@ -317,6 +326,30 @@ class HeartbeatThread(threading.Thread):
             self._channel.set(f"left/{self._task_index}", "")
         _kill_children()
         os._exit(17)
+
+
+_PULSE_S = 0.05  # seconds between two stops of a process that is slowed down
+
+
+def disturb(order: dict[str, Any]) -> None:
+    """Kill, pause or slow down this process, as :mod:`bigdl.testing.chaos` requests.
+
+    Parameters
+    ----------
+    order : dict
+        ``action``, and ``seconds`` of a pause or of a slow phase.
+    """
+    import signal
+    import subprocess
+
+    pid, seconds = os.getpid(), float(order["seconds"])
+    if order["action"] == "kill":
+        os.kill(pid, signal.SIGKILL)
+    pulses = 1 if order["action"] == "pause" else max(1, round(seconds / (2 * _PULSE_S)))
+    stopped = seconds if pulses == 1 else _PULSE_S
+    # another process must wake this one
+    pulse = f"kill -STOP {pid}; sleep {stopped}; kill -CONT {pid}; sleep {_PULSE_S}"
+    subprocess.Popen(["sh", "-c", f"for i in $(seq {pulses}); do {pulse}; done"])
 
 
 def _kill_children() -> None:

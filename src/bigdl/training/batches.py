@@ -506,7 +506,9 @@ class TensorShard(BatchSource):
         self.fingerprint = zlib.crc32(str((self.fingerprint, rank, size)).encode())
         self.__dict__.pop("_ids", None)
 
-    def virtual_shards(self, count: int, sync: GradientSync) -> list[TensorShard]:
+    def virtual_shards(
+        self, count: int, sync: GradientSync, of_ranks: Sequence[TensorShard] = ()
+    ) -> list[TensorShard]:
         """Exchange rows between workers; return this worker's virtual shards. Collective operation.
 
         The rows of a shard and their order depend only on the contents of all rows.
@@ -516,6 +518,8 @@ class TensorShard(BatchSource):
         count : int
             Number of virtual shards of all workers, see :mod:`bigdl.training.virtual_shards`.
         sync : GradientSync
+        of_ranks : sequence of TensorShard, optional
+            Rows of all ranks, for a replacement of a lost worker.
 
         Raises
         ------
@@ -532,13 +536,18 @@ class TensorShard(BatchSource):
         widths = sync.all_gather(
             [float(self._texts[i].itemsize if self.rows else 0) for i in sorted(layout._texts)]
         )
-        columns = self._tensors if self.rows else layout._tensors
-        for i, of_ranks in zip(sorted(layout._texts), zip(*widths, strict=True), strict=True):
-            layout._texts[i] = np.dtype(f"{TEXT}{int(max(of_ranks))}")
-            columns = {**columns, i: _padded(columns[i], int(max(of_ranks)))}
-        ids = self._ids if self.rows else np.empty(0, np.uint64)
+        for i, of_texts in zip(sorted(layout._texts), zip(*widths, strict=True), strict=True):
+            layout._texts[i] = np.dtype(f"{TEXT}{int(max(of_texts))}")
+
+        def rows_of(source: TensorShard) -> tuple[np.ndarray, dict[int, torch.Tensor]]:
+            columns = source._tensors if source.rows else layout._tensors
+            wide = {i: _padded(columns[i], text.itemsize) for i, text in layout._texts.items()}
+            ids = source._ids if source.rows else np.empty(0, np.uint64)
+            return ids, {**columns, **wide}
+
         shards = []
-        for shard_ids, tensors in deal_rows(ids, columns, count, sync):
+        everyone = [rows_of(each) for each in of_ranks]
+        for shard_ids, tensors in deal_rows(*rows_of(self), count, sync, everyone):
             shard = copy.copy(layout)
             shard._tensors, shard.rows = tensors, len(shard_ids)
             shard._words = {i: w for i, t in tensors.items() if (w := _as_words(t)) is not None}

@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.errors import UsageError, WorkerLost, one_line
 from bigdl.common.timeouts import VOTE_S
 from bigdl.runtime.collectives.base import GradientSync
-from bigdl.runtime.engine import Engine, Leaving
+from bigdl.runtime.engine import Engine, Leaving, PeerLost
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows, WorkersRelocated
+from bigdl.runtime.recovery import publish_record, read_record
 from bigdl.runtime.shards.table_batches import OrderFacts, resumed_order
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, BatchSource, all_gather_json
@@ -41,6 +42,15 @@ from bigdl.training.checkpoint import (
     CheckpointDirectory,
     checkpoint_name,
     read_checkpoint,
+)
+from bigdl.training.in_place import (
+    SUMS,
+    StepGuard,
+    flat_values,
+    joined,
+    rejoin,
+    shaped_values,
+    sums_vector,
 )
 from bigdl.training.journal import FitJournal, settings_of
 from bigdl.training.metrics import EpochSums, headline
@@ -59,6 +69,7 @@ from bigdl.training.timing import StepSums, rank_numbers, rank_times
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from bigdl.runtime.shards.feed import Feed
 
@@ -371,13 +382,25 @@ def run_in_workers(call: FitCall) -> Checkpoint:
                 warned.add(subject)
                 logger.warning(doc["text"])
 
+    def on_loss(error: WorkerLost) -> bool:
+        try:
+            reason = call.policy.allow_retry(error)
+        except WorkerLost:
+            return False
+        logger.warning(
+            "%s; a new process takes its rank, and the others keep their state (%s)", error, reason
+        )
+        return True
+
+    in_place = call.program.settings.recovery != "restart"
+    replacing = {"on_loss": on_loss} if in_place else {}
     with call.engine.open(call.program, call.feed) as opened:
         while True:
             options, state = {}, None
             if latest is not None:
                 options["snapshot"], state = latest.pack()
             try:
-                results = opened.attempt(options, state, on_event)
+                results = opened.attempt(options, state, on_event, **replacing)
                 break
             except NoRows:
                 raise UsageError("The training data has no rows", code="data-empty") from None
@@ -435,6 +458,8 @@ class TrainState:
         Seconds in collectives of this worker's steps in this epoch.
     remaining : RemainingBatches or None
         Remaining batches of an epoch that another number of workers began.
+    is_due : bool
+        True while a checkpoint of this position is due but not saved.
     """
 
     stop_at: StoppingCriterion
@@ -445,6 +470,7 @@ class TrainState:
     sums: EpochSums = field(default_factory=EpochSums)
     exchanges: StepSums = field(default_factory=StepSums)
     remaining: RemainingBatches | None = None
+    is_due: bool = False
     _first: dict[str, Any] | None = None  # headline of the first finished epoch
     _last: dict[str, Any] | None = None  # headline of the last finished epoch
 
@@ -454,6 +480,15 @@ class TrainState:
         self.sums, self.exchanges = EpochSums(), StepSums()
         self._last = {**headline(entry), "epoch": entry["epoch"] - self.stop_at.first}
         self._first = self._first or self._last
+
+    @property
+    def shown(self) -> list[dict[str, Any] | None]:
+        """Headlines of the first and the last finished epoch."""
+        return [self._first, self._last]
+
+    @shown.setter
+    def shown(self, headlines: Sequence[dict[str, Any] | None]) -> None:
+        self._first, self._last = headlines
 
     def entry(self) -> dict[str, Any]:
         """Return the epoch and step number for the metrics of the current epoch."""
@@ -681,6 +716,16 @@ class Checkpointer(ABC):
         """Restore the newest state after the loss of a worker, or raise the error."""
         raise error
 
+    def rejoin(self, error: PeerLost) -> bool:
+        """Continue in place with the other workers, or raise the error.
+
+        Returns
+        -------
+        bool
+            True if a checkpoint is due.
+        """
+        raise error
+
     @abstractmethod
     def finish(self, is_changed: bool) -> Any:
         """Save the final state; return the information that the driver needs to find it.
@@ -703,25 +748,46 @@ class EpochRunner:
     checkpointer: Checkpointer
     _spent: dict[str, float] = field(default_factory=dict)  # since the last record
     _recorded_at: float = 0.0
+    _is_changed: bool | None = None  # by the hooks of the end; None before
 
     def run(self) -> Any:
         """Train until the fit is over; return the result of :meth:`Checkpointer.finish`."""
         state = self.context.state
-        self._record_workers()
+        if not getattr(self.context.worker, "group", 0):
+            self._record_workers()
         self.hooks.begin_fit()
+        lost: PeerLost | None = None
         while True:
             try:
-                if state.position.partial:  # an earlier fit ended inside this epoch
+                if lost is None and state.position.partial:  # an earlier fit ended in this epoch
                     self._close_epoch(state.position.partial)
+                if state.is_due:
+                    self._keep(True)
                 while not self._is_over():
                     self.run_epoch()
                 self.step.pull_model()
+                result = self.checkpointer.finish(self._end_fit())
                 break
             except WorkerLost as error:
                 self.checkpointer.recover(error)
-        result = self.checkpointer.finish(self.hooks.end_fit())
+            except PeerLost as error:
+                # the traceback of `error` refers to the group of workers
+                lost = PeerLost(str(error))
+            self._rejoin(lost)
         self.context.record({"ended_at": time.time()}, is_last=True)
         return result
+
+    def _rejoin(self, lost: PeerLost | None) -> None:
+        """Continue in place after the loss of another worker, if there was one."""
+        if lost is not None:
+            with self._timed("rejoin_s"):
+                self.checkpointer.rejoin(lost)
+
+    def _end_fit(self) -> bool:
+        """Call the hooks of the end once; return True if they may have changed weights."""
+        if self._is_changed is None:
+            self._is_changed = self.hooks.end_fit()
+        return self._is_changed
 
     def _record_workers(self) -> None:
         """Record the workers and the durations of their start; a collective operation."""
@@ -782,12 +848,14 @@ class EpochRunner:
 
     def _keep(self, is_due: bool) -> None:
         """Save a checkpoint if it is due; stop the workers if a machine is about to shut down."""
+        self.context.state.is_due = is_due
         if is_due:
             is_over = self._is_over()
             if self.checkpointer.keeps_end or not is_over:
                 self.context.send_records()
                 with self._timed("checkpoint_s"):
                     self.checkpointer.save(is_last=is_over)
+        self.context.state.is_due = False
         if self.checkpointer.must_leave() and not self._is_over():
             self.context.send_records()
             self.checkpointer.leave()
@@ -802,7 +870,12 @@ def start(worker: Worker, sync: GradientSync) -> BackgroundWriter:
     """Connect to the other workers; return the writer of this worker's checkpoints."""
     writer = BackgroundWriter()
     worker.at_exit(writer.wait)  # run after the sync has stopped, since a peer may wait for it
-    sync.start()
+    if worker.group:  # a replacement, which joins the others later
+        sync.replay(read_record(worker.channel))
+    else:
+        sync.start()
+        if sync.can_rejoin:
+            sync.start_recording()
     return writer
 
 
@@ -841,6 +914,7 @@ class WorkerStep(TrainingStep):
 
     context: FitContext
     running: RunningState
+    guard: StepGuard | None = None  # for a recovery in place
 
     def times(self, spent: dict[str, float]) -> list[dict[str, float]]:
         state = self.context.state
@@ -871,6 +945,38 @@ class WorkerStep(TrainingStep):
             Results of :meth:`rank_state` of each rank, within an epoch.
         """
         return False
+
+    # -- for a recovery in place
+
+    def local_vector(self) -> torch.Tensor:
+        """Return the state that differs between ranks as a vector of float64."""
+        values = flat_values(self.running.local_values())
+        return joined(sums_vector(self.context.state.sums, self.running.rows), values)
+
+    def put_local(self, vector: torch.Tensor) -> None:
+        """Restore the state that :meth:`local_vector` returned, and discard an unfinished step."""
+        sums, (rows,), values = vector.tensor_split([SUMS, SUMS + 1])
+        self.context.state.sums = EpochSums(*sums.tolist())
+        self.running.rows = int(rows)
+        self.running.put(shaped_values(values, self.running.local_values()))
+
+    def reset_local(self) -> None:
+        """Return to the state at the start of an epoch, and discard an unfinished step."""
+        self.context.state.sums = EpochSums()
+        self.running.reset()
+
+    def facts_of_step(self) -> object:
+        """Return JSON facts that steps may change and that are equal on all ranks."""
+        return None
+
+    def put_facts(self, facts: Any) -> None:
+        """Restore the facts that :meth:`facts_of_step` returned."""
+
+    def use_layout(self, layout: BatchLayout) -> None:
+        """Read the rows in the batches of the other ranks."""
+        self.context.state.layout = layout
+        if layout.order:
+            cast("TableRows", self.source).use_order(layout.order)
 
     def put_sums(self, states: list[dict[str, Any]]) -> None:
         """Add the partial epoch metrics of all ranks' states to the sums of this rank."""
@@ -915,6 +1021,7 @@ class WorkerCheckpointer(Checkpointer):
         self._saved: dict[str, Any] | None = None  # position of the newest checkpoint
         self._next_vote = self._voted_step = 0  # steps of the votes to leave
         self._voted_at = time.monotonic()
+        self._context, self._guard = context, step.guard
 
     # -- the start -------------------------------------------------------------------------------
 
@@ -927,6 +1034,7 @@ class WorkerCheckpointer(Checkpointer):
             On rank 0, if the worker cannot read the driver's folder.
         """
         settings, rank, state, step = self._settings, self._sync.rank, self._state, self._step
+        record = self._sync.end_recording()
         if settings.run_url is not None:
             self._directory = CheckpointDirectory(settings.run_url, settings.keep)
             self._directory.pinned = settings.pinned_checkpoint
@@ -937,6 +1045,10 @@ class WorkerCheckpointer(Checkpointer):
                     code="path-missing",
                     path=settings.run_url,
                 )
+        if self._worker.group:
+            self._sync.replay(None)
+            self._rejoin(None)
+            return
         snapshot = self._agree_on_start()
         files, manifest = snapshot.files, snapshot.manifest
         self._hooks.load(files)
@@ -957,6 +1069,18 @@ class WorkerCheckpointer(Checkpointer):
             self._finish_pass_of_parts(manifest)
         if state.position.batch and not state.position.partial:
             self._restore_epoch(snapshot)
+        if self._guard is not None and record is not None and rank == 0:
+            publish_record(self._worker.channel, record)
+
+    def rejoin(self, error: PeerLost) -> bool:
+        if self._guard is None or self._state.remaining is not None:
+            raise error
+        return self._rejoin(error)
+
+    def _rejoin(self, error: PeerLost | None) -> bool:
+        is_due = rejoin(self._context, cast("StepGuard", self._guard), self._hooks, error)
+        self._next_vote = self._voted_step = self._state.position.global_step
+        return is_due
 
     def _finish_pass_of_parts(self, manifest: dict[str, Any]) -> None:
         """Finish a pass that has no order of the table; steps_per_epoch may end an epoch in it."""

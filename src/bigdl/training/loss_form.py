@@ -606,6 +606,14 @@ class LossWeights:
         self._batches += 1
         return not self.reduction or self._batches & (self._batches - 1) == 0
 
+    def state(self) -> list[Any]:
+        """Return what the batches so far have determined, as JSON values."""
+        return [self.reduction, self.reason, self._batches, self._last]
+
+    def restore(self, state: list[Any]) -> None:
+        """Restore a result of :meth:`state`."""
+        self.reduction, self.reason, self._batches, self._last = state
+
     def settle(self, reduction: str, reason: str = "") -> bool:
         """Set the reduction that the workers agreed on; return True when it becomes unknown."""
         if reduction == "" or reduction == self.reduction or self.reduction == UNKNOWN:

@@ -479,6 +479,10 @@ class TriggerOr(_Combined):
         return any(trigger(state) for trigger in self.triggers)
 
 
+RECOVERIES = ("in_place", "restart")
+"""Values of ``fit(recovery=)``."""
+
+
 @dataclass
 class RunSettings:
     """Framework-independent arguments of ``fit``, as the workers receive them.
@@ -509,6 +513,9 @@ class RunSettings:
         Identity of the rows as the Feed reports it; checkpoints compare it.
     parameter_layer : bigdl.orca.parameter_layer.fit.loop.ParameterLayerOptions, optional
         Options of the parameter layer, if it runs the fit.
+    recovery : {"restart", "in_place", "where_possible"}
+        What happens after the loss of a worker, see :mod:`bigdl.training.in_place`; "in_place"
+        raises an error if that is not possible.
     """
 
     stop_at: StoppingCriterion
@@ -524,3 +531,4 @@ class RunSettings:
     data_version: Any = field(default=None, kw_only=True)
     data_identity: Any = field(default=None, kw_only=True)
     parameter_layer: Any = field(default=None, kw_only=True)
+    recovery: str = field(default="restart", kw_only=True)

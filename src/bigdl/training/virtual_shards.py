@@ -61,7 +61,11 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def deal_rows(
-    ids: np.ndarray, columns: Mapping[int, torch.Tensor], count: int, sync: GradientSync
+    ids: np.ndarray,
+    columns: Mapping[int, torch.Tensor],
+    count: int,
+    sync: GradientSync,
+    of_ranks: Sequence[tuple[np.ndarray, Mapping[int, torch.Tensor]]] = (),
 ) -> list[tuple[np.ndarray, dict[int, torch.Tensor]]]:
     """Send each row to the worker that owns its virtual shard; a collective operation.
 
@@ -74,6 +78,8 @@ def deal_rows(
     count : int
         Number of virtual shards of all workers.
     sync : GradientSync
+    of_ranks : sequence of (ndarray, mapping), optional
+        Ids and columns of all ranks, for a replacement of a lost worker, which no rank sends rows.
 
     Returns
     -------
@@ -84,11 +90,19 @@ def deal_rows(
 
     rank, size = sync.rank, sync.world_size
     block = count // size
+    if of_ranks:
+        pieces = [_rows_of_rank(*each, count, block, rank) for each in of_ranks]
+        received = {key: torch.cat([piece[1][key] for piece in pieces]) for key in columns}
+        return _by_shard(
+            np.concatenate([piece[0] for piece in pieces]), received, count, rank, block
+        )
     shards = (ids % np.uint64(count)).astype(np.int64)
     order = np.lexsort((ids, shards))
     ids, ranks = ids[order], shards[order] // block
     send = np.bincount(ranks, minlength=size).tolist()
-    receive = [int(row[rank]) for row in sync.all_gather([float(rows) for rows in send])]
+    with sync.unrecorded():
+        counts = sync.all_gather([float(rows) for rows in send])
+    receive = [int(row[rank]) for row in counts]
 
     def exchange(values: torch.Tensor) -> torch.Tensor:
         width = values.new_empty((1, *values.shape[1:])).nbytes
@@ -101,8 +115,31 @@ def deal_rows(
         return received.view(values.dtype).view(-1, *values.shape[1:])
 
     taken = torch.from_numpy(order)
-    received = {key: exchange(each.index_select(0, taken)) for key, each in columns.items()}
-    ids = exchange(torch.from_numpy(ids.view(np.int64))).numpy().view(np.uint64)
+    with sync.unrecorded():
+        received = {key: exchange(each.index_select(0, taken)) for key, each in columns.items()}
+        ids = exchange(torch.from_numpy(ids.view(np.int64))).numpy().view(np.uint64)
+    return _by_shard(ids, received, count, rank, block)
+
+
+def _rows_of_rank(
+    ids: np.ndarray, columns: Mapping[int, torch.Tensor], count: int, block: int, rank: int
+) -> tuple[np.ndarray, dict[int, torch.Tensor]]:
+    """Return the rows that a rank receives from another one, in the order of the exchange."""
+    import torch
+
+    shards = (ids % np.uint64(count)).astype(np.int64)
+    order = np.lexsort((ids, shards))
+    order = order[shards[order] // block == rank]
+    index = torch.from_numpy(order)
+    return ids[order], {key: each.index_select(0, index) for key, each in columns.items()}
+
+
+def _by_shard(
+    ids: np.ndarray, received: Mapping[int, torch.Tensor], count: int, rank: int, block: int
+) -> list[tuple[np.ndarray, dict[int, torch.Tensor]]]:
+    """Divide the rows of a rank into its virtual shards, sorted by id."""
+    import torch
+
     shards = (ids % np.uint64(count)).astype(np.int64)
     order = np.lexsort((ids, shards))
     ids, shards = ids[order], shards[order]

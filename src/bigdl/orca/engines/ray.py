@@ -95,7 +95,7 @@ class RayPool:
 
     @contextlib.contextmanager
     def lend(self, number: int, cores: int, patience: float) -> Iterator[list]:
-        """Context manager that reserves CPUs and yields a list with one actor per worker.
+        """Context manager that reserves CPUs and yields the node and the actor of each worker.
 
         Parameters
         ----------
@@ -107,7 +107,8 @@ class RayPool:
 
         Yields
         ------
-        list of actors
+        list of (str, actor)
+            The caller appends actors that replace lost ones.
 
         Raises
         ------
@@ -122,9 +123,9 @@ class RayPool:
         with _reserved(number, cores, patience) as nodes:
             try:
                 for node in nodes:
-                    actors.append((node, self._idle_or_new(node)))
+                    actors.append((node, self.idle_or_new(node)))
                 self._await_start(actors)
-                yield [actor for _, actor in actors]
+                yield actors
             finally:
                 with self._lock:
                     for node, actor in actors:
@@ -138,7 +139,8 @@ class RayPool:
             for actor in actors:
                 kill(actor)
 
-    def _idle_or_new(self, node: str):
+    def idle_or_new(self, node: str):
+        """Return an idle actor of a node, or one that starts."""
         with self._lock:
             if self._idle.get(node):
                 return self._idle[node].pop()
@@ -266,11 +268,23 @@ class RayJob(CalledJob):
             spec = ray.put(self._next_spec())
             answers = [
                 actor.run.remote(spec, self._attempts, rank).future()
-                for rank, actor in enumerate(actors)
+                for rank, (_, actor) in enumerate(actors)
             ]
-            kills = [functools.partial(kill, actor) for actor in actors]
+            kills = [functools.partial(kill, actor) for _, actor in actors]
+
+            def replace(lost: int, rank: int, group: int):
+                node, task_index = actors[lost][0], len(actors)
+                actors.append((node, engine.pool.idle_or_new(node)))
+                replacing = self._replacing_spec(rank, group)
+                call = actors[-1][1].run.remote(replacing, self._attempts, task_index)
+                return call.future(), functools.partial(kill, actors[-1][1])
+
+            self._replacements = replace
             with WorkerCalls(channel, answers, kills, ray.exceptions.RayActorError) as calls:
                 yield calls
+
+    def _is_replaceable(self, error):
+        return _NODE_DIED not in str(error)
 
     def _failure(self, channel, calls, outcomes):
         if "unreachable" in outcomes:
@@ -337,6 +351,10 @@ class RayEngine(Engine):
             check_integer("min_workers", min_workers, 1)
         self._job_class, self.min_workers = RayJob, min_workers
         self.patience = check_number("patience", patience, above=0)
+
+    @property
+    def can_replace(self) -> bool:
+        return True
 
     @property
     def pool(self) -> RayPool:

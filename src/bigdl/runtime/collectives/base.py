@@ -14,8 +14,10 @@ single worker needs no library.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -52,15 +54,61 @@ def _timed(
     def wrapper(self: GradientSync, *args: P.args, **keywords: P.kwargs) -> T:
         if self._is_in_collective or self.world_size == 1:
             return method(self, *args, **keywords)
+        if self._replayed is not None:
+            return cast("T", self._replayed.next_result(method.__name__))
         self._is_in_collective = True
         started = time.perf_counter()
         try:
-            return method(self, *args, **keywords)
+            result = method(self, *args, **keywords)
+            if self._record is not None:
+                self._record.add(method.__name__, result)
+            return result
         finally:
             self.collective_s += time.perf_counter() - started
             self._is_in_collective = False
 
     return cast("Callable[Concatenate[GradientSync, P], T]", wrapper)
+
+
+class CollectiveRecord:
+    """Results of collectives in the order of their calls, which are equal on all ranks.
+
+    A replacement of a lost worker replays those of the start, so that it makes the same decisions
+    as the other workers without calling them.
+    """
+
+    def __init__(self, results: list[Any] | None = None):
+        self._results: list[Any] | None = [] if results is None else results
+        self._next = 0
+
+    def add(self, name: str, result: object) -> None:
+        """Add the result of a collective, if another rank can replay it."""
+        if name not in ("all_gather", "broadcast", "gather"):
+            self._results = None
+        if self._results is None:
+            return
+        if isinstance(result, bytes):
+            self._results.append([name, base64.b64encode(result).decode()])
+        else:  # only rank 0 has the result of a gather
+            self._results.append([name, None if name == "gather" else result])
+
+    def next_result(self, name: str) -> Any:
+        """Return the recorded result of the next collective."""
+        results = cast("list[Any]", self._results)
+        if self._next == len(results) or results[self._next][0] != name:
+            raise PeerLost(f"the start of the other workers had no collective {name!r} here")
+        self._next += 1
+        result = results[self._next - 1][1]
+        return base64.b64decode(result) if isinstance(result, str) else result
+
+    def dump(self) -> bytes | None:
+        """Serialize the record; return None if a collective cannot be replayed."""
+        return None if self._results is None else json.dumps(self._results).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> CollectiveRecord:
+        """Deserialize a record."""
+        return cls(json.loads(data))
 
 
 class GradientSync(ABC):
@@ -80,7 +128,10 @@ class GradientSync(ABC):
     """
 
     collective_s = 0.0
+    can_rejoin = False  # whether the workers can form further groups, see `rejoin`
     _is_in_collective = False
+    _record: CollectiveRecord | None = None  # results of the collectives, while they are recorded
+    _replayed: CollectiveRecord | None = None
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -132,6 +183,48 @@ class GradientSync(ABC):
         """Join the other workers; return when all have joined."""
         if self.world_size > 1:
             self._join()
+
+    def start_recording(self) -> None:
+        """Record the results of the following collectives, see :meth:`end_recording`."""
+        self._record = CollectiveRecord()
+
+    def end_recording(self) -> bytes | None:
+        """Return the results since :meth:`start_recording`; None if they cannot be replayed."""
+        record, self._record = self._record, None
+        return None if record is None else record.dump()
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Context manager for collectives that a replacement does without."""
+        record, self._record = self._record, None
+        try:
+            yield
+        finally:
+            self._record = record
+
+    def replay(self, record: bytes | None) -> None:
+        """Take the results of the following collectives from a record; None ends this."""
+        self._replayed = None if record is None else CollectiveRecord.load(record)
+
+    def rejoin(self, group: int) -> None:
+        """Join the other workers in a further group, after :meth:`stop` or instead of `start`.
+
+        Parameters
+        ----------
+        group : int
+            Number of the group, see :mod:`bigdl.runtime.recovery`.
+        """
+        raise NotImplementedError
+
+    def transfer(self, data: bytes | None, root: int, receivers: Sequence[int]) -> bytes | None:
+        """Send bytes from one rank to some others and return them there; None on other ranks."""
+        raise NotImplementedError
+
+    def begin_all_gather(self, tensor: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
+        """Start to gather tensors of equal shape; return a function that waits for them."""
+        with as_peer_lost():
+            gathered = self._all_gather(tensor)
+        return lambda: gathered
 
     def stop(self) -> None:
         """Leave the group at once without waiting for peers; safe to call twice."""

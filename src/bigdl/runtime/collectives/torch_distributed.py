@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.environment import EnvContext
+from bigdl.common.timeouts import REJOIN_S
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost, bytes_tensor, interface_of
 from bigdl.runtime.collectives.buckets import SumBuffer
 from bigdl.runtime.collectives.halving import HALVING_MIN_WORLD_SIZE, HalvingDoubling
@@ -17,6 +18,7 @@ from bigdl.runtime.collectives.host_memory import (
     block_of,
     local_peers,
 )
+from bigdl.runtime.recovery import broken_key
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +44,8 @@ class TorchDistributedSync(GradientSync):
         self._sums: HalvingDoubling | None = None  # for many workers
         self.sums_in_tree = self.world_size >= HALVING_MIN_WORLD_SIZE
         self.block_size = 1  # ranks of each machine that are summed first
+        self._group = 0
+        self.can_rejoin = worker.channel is not None and worker.certificate is None
 
     def sum_in_tree(self) -> None:
         self.sums_in_tree = True
@@ -72,22 +76,62 @@ class TorchDistributedSync(GradientSync):
             return
         if dist.is_initialized():  # left by a killed task in a reused process
             dist.destroy_process_group()
-        self._worker.channel.barrier("group", self.world_size)
-        store = self._rendezvous_store()
+        number, broken = self._group, broken_key(self._group)
+        suffix = f".{number}" if number else ""
+        self._worker.channel.barrier(f"group{suffix}", self.world_size, broken=broken)
+        store, join = self._rendezvous_store(), timedelta(seconds=REJOIN_S)
         with _gloo_environment(self._worker.host), as_peer_lost():
             dist.init_process_group(
                 "gloo",
                 store=store,
                 rank=self.rank,
                 world_size=self.world_size,
-                timeout=self._timeout,
+                timeout=min(self._timeout, join) if number else self._timeout,
             )
+        self._library = dist
+        if number:
+            _set_timeout(dist.group.WORLD, self._timeout)
         # Wait for all: a worker that ends early would close sockets to which its peers still
         # connect.
-        self._worker.channel.barrier("grouped", self.world_size)
-        self._library = dist
+        self._worker.channel.barrier(f"grouped{suffix}", self.world_size, broken=broken)
         self._worker.at_exit(self.stop)
         self._find_neighbours()
+
+    def rejoin(self, group: int) -> None:
+        self._group = group
+        self._join()
+
+    def transfer(self, data: bytes | None, root: int, receivers: Sequence[int]) -> bytes | None:
+        import torch
+
+        if self.rank == root and data is not None:
+            content = bytes_tensor(data)
+            with as_peer_lost():
+                for rank in receivers:
+                    self._library.send(torch.tensor([len(data)]), rank)
+                    self._library.send(content, rank)
+        if self.rank not in receivers:
+            return None
+        size = torch.tensor([0])
+        with as_peer_lost():
+            self._library.recv(size, root)
+            content = torch.empty(int(size), dtype=torch.uint8)
+            self._library.recv(content, root)
+        return content.numpy().tobytes()
+
+    def begin_all_gather(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        import torch
+
+        out = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        with as_peer_lost():
+            work = self._library.all_gather(out, tensor, async_op=True)
+
+        def wait() -> list[torch.Tensor]:
+            with as_peer_lost():
+                work.wait()
+            return out
+
+        return wait
 
     def _find_neighbours(self) -> None:
         self.neighbours = local_peers(self)
@@ -98,7 +142,7 @@ class TorchDistributedSync(GradientSync):
         """Return the rendezvous store; with tunnels, restrict gloo to the loopback interface."""
         worker = self._worker
         if worker.certificate is None:
-            return cast("GroupStore", worker.channel.group_store())
+            return cast("GroupStore", worker.channel.group_store(group=self._group))
         from bigdl.runtime.collectives.tunnel import LOOPBACK, Tunnels
 
         tunnels = Tunnels(worker.certificate, worker.host)
@@ -193,6 +237,13 @@ class TorchDistributedSync(GradientSync):
         out = tensor.new_empty(sum(receive))
         self._library.all_to_all_single(out, tensor, receive, send)
         return out
+
+
+def _set_timeout(group: Any, timeout: timedelta) -> None:
+    """Set the timeout of the following collectives of a gloo group."""
+    import torch
+
+    group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
 
 
 def _gloo_environment(host: str) -> EnvContext:

@@ -59,7 +59,7 @@ from bigdl.training.embedding_tables.placement import NO_ROWS
 from bigdl.training.embedding_tables.torch_model import whole
 from bigdl.training.fit import FitCall
 from bigdl.training.metrics import as_returned, epoch_as_returned, summaries_of
-from bigdl.training.position import EveryEpoch, StoppingCriterion, Trigger
+from bigdl.training.position import RECOVERIES, EveryEpoch, StoppingCriterion, Trigger
 from bigdl.training.progress import progress_form, progress_level
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 from bigdl.training.virtual_shards import DEFAULT_SHARDS, check_virtual_shards
@@ -394,6 +394,7 @@ class PyTorchEstimator(TrainingEstimator):
         drop_stragglers: dict | None = None,
         min_workers: int | None = None,
         report: str | os.PathLike | None = None,
+        recovery: str | None = None,
         **old,
     ) -> list:
         """Train the model; a further call continues the training.
@@ -500,6 +501,12 @@ Ray also RayXShards or a ray.data.Dataset
         report : str or os.PathLike, optional
             HTML file or fsspec URL to write a report of this fit to, see :meth:`report`. It is
             written again after each epoch, and a browser reloads it while the fit runs.
+        recovery : str, optional
+            What happens after the loss of a worker. ``"in_place"``: a new process takes its rank
+            and gets its state from the other workers, which keep their processes, models and rows
+            and repeat at most one step; the weights equal those of an undisturbed fit.
+            ``"restart"``: all workers start again from the latest checkpoint. Default: in place
+            where it is supported, see the guide "Lost workers".
         **old
             Keywords of BigDL 2.0, such as ``info``.
 
@@ -583,6 +590,7 @@ Ray also RayXShards or a ray.data.Dataset
             weighted=weight_col is not None,
             inputs=self._inputs(),
             summary=self._events is not None,
+            recovery=self._recovery(recovery, engine),
         )
         program = VirtualFitProgram if shards else FitProgram
         history = self._training.fit(
@@ -636,6 +644,26 @@ Ray also RayXShards or a ray.data.Dataset
                 argument="exact",
             )
         return count
+
+    def _recovery(self, recovery: str | None, engine: Engine) -> str:
+        """Check a fit's ``recovery=`` argument; return the recovery of its workers."""
+        if recovery not in (None, *RECOVERIES):
+            raise UsageError(
+                f'recovery should be "in_place" or "restart", got {recovery!r}',
+                code="argument-value",
+                argument="recovery",
+                allowed=list(RECOVERIES),
+            )
+        can_replace = engine.can_replace and not self._backend.has_parameter_layer
+        if recovery == "in_place" and not can_replace:
+            raise UsageError(
+                'recovery="in_place" is not supported with '
+                f"backend={self._options.backend!r}, whose lost workers restart the fit from the "
+                "latest checkpoint; remove recovery",
+                code="argument-conflict",
+                argument="recovery",
+            )
+        return recovery or ("where_possible" if can_replace else "restart")
 
     def _progress_form(self, callbacks: Sequence[Any]) -> str:
         """Return the format of the progress display on the driver, such as ``"bar"``."""

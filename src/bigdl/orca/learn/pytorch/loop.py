@@ -15,7 +15,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -42,6 +42,7 @@ from bigdl.orca.learn.pytorch.lightning import LightningForward, dropped_hooks
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, is_lazy
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import (
     BatchSource,
@@ -65,6 +66,7 @@ from bigdl.training.fit import (
     input_facts,
     start,
 )
+from bigdl.training.in_place import StepGuard, flat_values, joined, sums_vector
 from bigdl.training.loss_form import ProbeResult, agreed
 from bigdl.training.metrics import LossRule, Records, Timers, score_of, validation_names
 from bigdl.training.position import RunSettings
@@ -77,12 +79,16 @@ from bigdl.training.state import (
     precision_of,
     restore_rng,
     seed_everything,
+    seed_step,
     to_device,
 )
 from bigdl.training.table_rows import in_table_order
 
 if TYPE_CHECKING:
     from bigdl.common.types import Tensors
+
+
+_MAX_BUFFERS = 1 << 22  # values in buffers, which ranks exchange in every step
 
 
 @dataclass(frozen=True)
@@ -273,8 +279,9 @@ class OptimizerStep:
         self._clipping, self._accumulate = settings.clipping, settings.accumulate
         steps = settings.local_steps
         self._local_steps = LocalSteps(sync, built, steps) if steps > 1 else None
+        self.guard: StepGuard | None = None
         self.check()
-        self._reset()
+        self.reset()
 
     def check(self) -> None:
         """Raise an error if local steps are combined with a summed loss or sharded tables."""
@@ -289,7 +296,8 @@ class OptimizerStep:
                 argument="local_steps",
             )
 
-    def _reset(self):
+    def reset(self) -> None:
+        """Discard the gradients of an unfinished update."""
         self._batches, self._weight, self._total = 0, 0.0, 0.0
 
     def begin(self) -> None:
@@ -365,6 +373,8 @@ class OptimizerStep:
 
     def _update(self, parameters: Sequence, slices: Sequence) -> None:
         """Clip the gradients and update the weights."""
+        if self.guard is not None:
+            self.guard.collect()
 
         def clip(**limits: float) -> None:
             clipping = Clipping(**limits) if limits else self._clipping
@@ -375,7 +385,7 @@ class OptimizerStep:
         else:
             self._clipping(parameters, slices, self._sync)
             self._optimizer.step()
-        self._reset()
+        self.reset()
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -421,7 +431,7 @@ class OptimizerStep:
         finally:
             for hook in hooks:
                 hook.remove()
-            self._reset()
+            self.reset()
 
 
 def _holds_nan(value: Any) -> bool:
@@ -665,6 +675,26 @@ class TorchStep(WorkerStep):
 
     def begin_epoch(self):
         self.rows.open_epoch()
+        if self.guard is not None:
+            self.guard.begin_epoch()
+
+    def use_guard(self, guard: StepGuard) -> None:
+        """Prepare every step for a recovery in place."""
+        self.guard = self._update.guard = guard
+
+    def put_local(self, vector):
+        super().put_local(vector)
+        self._update.reset()
+
+    def reset_local(self):
+        super().reset_local()
+        self._update.reset()
+
+    def facts_of_step(self):
+        return self.forward_pass.loss_weights.state()
+
+    def put_facts(self, facts):
+        self.forward_pass.loss_weights.restore(facts)
 
     def run(self, triggers):
         while not self._run_batch():  # until all ranks have equal weights
@@ -747,6 +777,8 @@ class TorchStep(WorkerStep):
         collective_s, moved_s = sync.collective_s, batches.moved_s
         start, stop, batch_rows = plan.batch(position.batch, self.runner.rank)
         rows = stop - start
+        if runner.size > 1:  # a replacement of a lost worker draws the same random numbers
+            seed_step(settings.seed, position.epoch, position.batch, runner.rank)
         runner.batch_idx = position.batch
         runner.batch = runner.output = runner.target = runner.loss = None
         if rows:
@@ -769,14 +801,14 @@ class TorchStep(WorkerStep):
         by_rows = not total and settings.accumulate == 1
         # if nothing counts, zero gradients still move weights that have a momentum
         shares = (float(rows), float(batch_rows)) if by_rows else (counted, total)
+        if self.guard is not None:
+            self._offer(self._loss_parts(counted, total, rows, batch_rows)[1], rows)
         runner.updated, is_shared = self._backward(*shares)
-        loss = runner.loss.item() if counted and runner.loss is not None else 0.0
+        loss, parts = self._loss_parts(counted, total, rows, batch_rows)
         computed = time.perf_counter()  # also on a GPU, since the loss is known
         self.running.rows += rows
         if math.isnan(loss):
             self.context.warn(self._nan_message(), "nan")
-        rule = LossRule(settings.weighted, forward_pass.loss_weights.is_sum)
-        parts = rule.parts(loss, counted, total, rows, batch_rows)
         if runner.updated:
             position.global_step += 1
             self.built.step_scheduler(runner)
@@ -791,6 +823,8 @@ class TorchStep(WorkerStep):
             step_s=time.perf_counter() - started,
         )
         state.exchanges.add(sync.collective_s - collective_s)
+        if self.guard is not None and is_shared:
+            self.guard.commit()
         if self.summary is not None:
             self.summary.add_batch(runner, parts, batch_rows, time.perf_counter() - started)
         if module is not None:
@@ -799,6 +833,24 @@ class TorchStep(WorkerStep):
         loss_so_far = state.sums.mean()
         self.context.worker.progress(**state.progress(runner.num_epochs, plan.steps, loss_so_far))
         return is_shared
+
+    def _loss_parts(
+        self, counted: float, total: float, rows: int, batch_rows: int
+    ) -> tuple[float, tuple[float, float]]:
+        """Return the loss of this rank and its parts for the sums of the epoch."""
+        loss = self.runner.loss.item() if counted and self.runner.loss is not None else 0.0
+        weights = self.forward_pass.loss_weights
+        rule = LossRule(self.context.settings.weighted, weights.is_sum)
+        return loss, rule.parts(loss, counted, total, rows, batch_rows)
+
+    def _offer(self, parts: tuple[float, float], rows: int) -> None:
+        """Start to exchange the state that this rank has after the step."""
+        sums = replace(self.context.state.sums)
+        sums.add(*parts, rows, step_s=0.0)
+        vector = sums_vector(sums, self.running.rows + rows)
+        cast("StepGuard", self.guard).offer(
+            joined(vector, flat_values(self.running.local_values()))
+        )
 
     def _forward(self, rows: int) -> None:
         runner = self.runner
@@ -953,6 +1005,8 @@ class TorchFit:
         records = {} if summary is None else {"summary.pt": summary}
         hooks = TorchHooks(context, runner, built, records, forward_pass.module)
         self.step = self.step_class(context, runner, built, forward_pass, rows, hooks, summary)
+        if settings.recovery != "restart" and self._can_recover(context):
+            self.step.use_guard(StepGuard(context, self.step))
         checkpointer = WorkerCheckpointer(context, hooks, self.step, writer)
         checkpointer.restore()
         local = settings.batch_size // runner.size
@@ -960,6 +1014,34 @@ class TorchFit:
         if rows.validation is not None:
             runner.val_loader = WorkerBatches(rows.validation, local)
         self.epochs = EpochRunner(context, Triggers(context), hooks, self.step, checkpointer)
+
+    def _can_recover(self, context: FitContext) -> bool:
+        """Return True if lost workers can be replaced in place; raise an error if they must."""
+        built, runner, settings = self.built, self.runner, context.settings
+        buffers = sum(buffer.numel() for buffer in built.model.buffers())
+        reasons = {
+            "there is one worker": runner.size == 1,
+            "a GPU is used": runner.device.type != "cpu",
+            "the model has a ShardedEmbedding": built.tables is not None,
+            "the model is a LightningModule": is_lightning(built.model),
+            "a MainCallback calls backward": runner.main is not None and runner.main.owns_backward,
+            "local_steps is more than 1": settings.local_steps > 1,
+            "a summary is recorded": settings.summary,
+            "the model has too many values in buffers": buffers > _MAX_BUFFERS,
+            "the workers cannot connect again": not context.sync.can_rejoin,
+            "the input is a loader": any(
+                isinstance(shard, LoaderShard) for shard in context.worker.shards.values()
+            ),
+        }
+        reason = next((reason for reason, applies in reasons.items() if applies), "")
+        if reason and settings.recovery == "in_place":
+            raise UsageError(
+                f'recovery="in_place" is not possible, since {reason}; remove recovery, so that a '
+                "lost worker restarts the fit from the latest checkpoint",
+                code="argument-conflict",
+                argument="recovery",
+            )
+        return not reason
 
     def _check(self, context: FitContext, built: BuiltParts) -> None:
         """Raise an error for unsupported settings; called once the device is known."""

@@ -12,7 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +33,14 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.training.batches import Pass, VirtualSource, all_gather_json, plan_batches
 from bigdl.training.fit import FitContext, exchange
+from bigdl.training.in_place import (
+    SUMS,
+    StepGuard,
+    flat_values,
+    joined,
+    shaped_values,
+    sums_vector,
+)
 from bigdl.training.loss_form import ProbeResult, agreed
 from bigdl.training.metrics import EpochSums, LossRule
 from bigdl.training.state import RunningState, mixed_seed, seed_everything
@@ -71,7 +79,10 @@ class VirtualRows(TorchRows):
                     argument="exact",
                 )
             source = settings.open_batches(shard, worker, config)
-            sources[name] = VirtualSource(source.virtual_shards(count, sync))
+            of_ranks = [
+                settings.open_batches(each[name], worker, config) for each in worker.shards_of_ranks
+            ]
+            sources[name] = VirtualSource(source.virtual_shards(count, sync, of_ranks))
         self.data, self.validation = sources["data"], sources.get("validation")
         self.shards = self.data.shards
         self.first = worker.rank * len(self.shards)
@@ -121,6 +132,10 @@ class ShardBuffers(RunningState):
     def __init__(self, model: torch.nn.Module, sync: GradientSync, shards: int):
         self._shards = shards
         super().__init__(model, sync)
+
+    def reset(self) -> None:
+        self.put([value.clone() for value in self._merged])
+        self.restart()
 
     def restart(self) -> None:
         """Set every shard's buffers to the model's buffers, which are equal on all ranks."""
@@ -227,6 +242,13 @@ class TreeStep(OptimizerStep):
             gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
         self._tree.add(gradients)
 
+    def discard(self) -> None:
+        """Discard the gradients of an unfinished update."""
+        self.reset()
+        self._tree, self._has_gradient = TreeSum(), []
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def update(self, total: float) -> None:
         """All-reduce the gradients and update the weights; a collective call.
 
@@ -314,6 +336,36 @@ class VirtualStep(TorchStep):
         self.context.state.sums = EpochSums.total(self._sums)
         return True
 
+    def use_guard(self, guard: StepGuard) -> None:
+        self.guard = self._tree.guard = guard
+
+    def local_vector(self) -> torch.Tensor:
+        return self._vector_of(self._sums)
+
+    def _vector_of(self, sums: Sequence[EpochSums]) -> torch.Tensor:
+        shards = zip(sums, self.running.rows_of, self.running.values, strict=True)
+        return torch.cat(
+            [joined(sums_vector(each, rows), flat_values(values)) for each, rows, values in shards]
+        )
+
+    def put_local(self, vector: torch.Tensor) -> None:
+        running = self.running
+        like = list(self.built.model.buffers())
+        for number, part in enumerate(vector.chunk(len(self.rows.shards))):
+            sums, (rows,), values = part.tensor_split([SUMS, SUMS + 1])
+            self._sums[number] = EpochSums(*sums.tolist())
+            running.rows_of[number] = int(rows)
+            running.values[number] = shaped_values(values, like)
+        running.rows = sum(running.rows_of)
+        self.context.state.sums = EpochSums.total(self._sums)
+        self._tree.discard()
+
+    def reset_local(self) -> None:
+        self._sums = [EpochSums() for _ in self.rows.shards]
+        self.context.state.sums = EpochSums()
+        self.running.reset()
+        self._tree.discard()
+
     # -- a batch -------------------------------------------------------------------------------
 
     def _run_batch(self) -> bool:
@@ -365,6 +417,16 @@ class VirtualStep(TorchStep):
             everyone = self.context.sync.all_gather(counts)
             total = sum(count for of_rank in everyone for count in of_rank)
         before, before_s = time.perf_counter(), sync.collective_s
+        rule = LossRule(settings.weighted, self.forward_pass.loss_weights.is_sum)
+        parts = [
+            rule.parts(loss, counted, total, rows, batch_rows)
+            for loss, counted, rows in zip(losses, counts, sizes, strict=True)
+        ]
+        sums = [replace(each) for each in self._sums]
+        for each, part, rows in zip(sums, parts, sizes, strict=True):
+            each.add(*part, rows, step_s=0.0)
+        if self.guard is not None:
+            self.guard.offer(self._vector_of(sums))
         self._tree.update(total)
         backward_s += time.perf_counter() - before - (sync.collective_s - before_s)
         position.batch += 1
@@ -373,13 +435,7 @@ class VirtualStep(TorchStep):
         self.running.rows += sum(sizes)
         if any(map(math.isnan, losses)):
             self.context.warn(self._nan_message(), "nan")
-        rule = LossRule(settings.weighted, self.forward_pass.loss_weights.is_sum)
-        parts = [
-            rule.parts(loss, counted, total, rows, batch_rows)
-            for loss, counted, rows in zip(losses, counts, sizes, strict=True)
-        ]
-        for sums, part, rows in zip(self._sums, parts, sizes, strict=True):
-            sums.add(*part, rows, step_s=0.0)
+        self._sums = sums
         self.built.step_scheduler(runner)
         whole = sum(part[0] for part in parts), sum(part[1] for part in parts)
         state.sums.add(
@@ -392,6 +448,8 @@ class VirtualStep(TorchStep):
             step_s=time.perf_counter() - started,
         )
         state.exchanges.add(sync.collective_s - collective_s)
+        if self.guard is not None:
+            self.guard.commit()
         if self.summary is not None:
             self.summary.add_batch(runner, whole, batch_rows, time.perf_counter() - started)
         runner.call("after_train_iter")

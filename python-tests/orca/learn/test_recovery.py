@@ -1,0 +1,175 @@
+"""Workers that are killed during a fit: others keep their process, and the result is the same."""
+
+import os
+import random
+import signal
+import time
+
+import faults
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from bigdl.orca.learn.optimizers import Adam
+from bigdl.orca.learn.pytorch import Estimator
+from bigdl.orca.learn.pytorch.callbacks import Callback
+from bigdl.orca.learn.trigger import SeveralIteration
+
+pytestmark = pytest.mark.fault
+
+ROWS, BATCH, EPOCHS = 160, 20, 3
+STEPS = EPOCHS * ROWS // BATCH
+
+
+class Net(torch.nn.Module):
+    """A model with buffers and random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(3, 16),
+            torch.nn.BatchNorm1d(16),
+            torch.nn.Dropout(0.2),
+            torch.nn.ReLU(),
+            torch.nn.Linear(16, 1),
+        )
+
+    def forward(self, *columns):
+        return self.layers(torch.stack(columns, 1)).squeeze(-1)
+
+
+class Pids(Callback):
+    """Leaves a line for each step of each worker."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def after_train_iter(self, runner):
+        with open(self.folder / f"steps-{runner.rank}", "a") as file:
+            file.write(f"{os.getpid()} {runner.global_step} {time.time()}\n")
+
+    def of(self, rank):
+        lines = (self.folder / f"steps-{rank}").read_text().splitlines()
+        return [tuple(map(int, line.split()[:2])) for line in lines]
+
+
+class KillInCollective(faults.Once):
+    """Kill a worker while the others wait for its gradients."""
+
+    def before_train_iter(self, runner):
+        if runner.global_step == self.step - 1:
+            super().after_train_iter(_At(runner.rank, self.step, runner))
+
+    def after_train_iter(self, runner):
+        pass
+
+    def act(self, runner):
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _At:
+    def __init__(self, rank, step, runner):
+        self.rank, self.global_step, self.runner = rank, step, runner
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    random_numbers = np.random.default_rng(0)
+    x = random_numbers.normal(size=(ROWS, 3)).astype("float32")
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "y": x.sum(1)})
+    path = str(tmp_path_factory.mktemp("table") / "rows.parquet")
+    frame.to_parquet(path, row_group_size=40)
+    return path
+
+
+def train(data, *callbacks, workers=2, recovery="in_place", **options):
+    estimator = Estimator.from_torch(
+        model=Net(),
+        optimizer=Adam(0.01),
+        loss=torch.nn.MSELoss(),
+        backend="local",
+        workers_per_node=workers,
+        **{key: options.pop(key) for key in ("model_dir",) if key in options},
+    )
+    options = {"epochs": EPOCHS, "max_failures": 9, "seed": 5, **options}
+    history = estimator.fit(
+        data,
+        batch_size=BATCH,
+        feature_cols=["a", "b", "c"],
+        label_cols="y",
+        callbacks=list(callbacks),
+        recovery=recovery,
+        **options,
+    )
+    state = {key: value.tolist() for key, value in estimator.get_model().state_dict().items()}
+    return state, [(entry["train_loss"], entry["num_samples"]) for entry in history]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(table):
+    return train(table)
+
+
+def test_a_killed_worker_is_replaced_and_the_other_one_continues(table, undisturbed, tmp_path):
+    step = random.Random(3).randrange(9, 15)
+    pids, kill = Pids(tmp_path), faults.Kill(tmp_path / "killed", 1, step)
+    assert train(table, pids, kill) == undisturbed
+    # the survivor has kept its process and repeats at most a step
+    assert len({pid for pid, _ in pids.of(0)}) == 1
+    assert len(pids.of(0)) <= STEPS + 1
+    assert len({pid for pid, _ in pids.of(1)}) == 2
+
+
+SLOW = [
+    pytest.param([(0, 12)], {}, id="rank 0"),
+    pytest.param([(1, 8)], {}, id="last step of an epoch"),
+    pytest.param([(1, 4), (0, 13), (1, 20)], {}, id="three times"),
+    pytest.param([(2, 13)], {"workers": 4}, id="one of four"),
+    pytest.param([(1, 13)], {"exact": "bits"}, id="bits"),
+    pytest.param([(1, 13)], {"accumulate_grad_batches": 2}, id="accumulated"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "options"), SLOW)
+def test_kills_change_nothing(table, tmp_path, kills, options):
+    killers = [
+        faults.Kill(tmp_path / f"killed-{rank}-{step}", rank, step) for rank, step in kills
+    ]
+    assert train(table, *killers, **options) == train(table, **options)
+    assert all(killer.marker.exists() for killer in killers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_worker_killed_while_the_others_wait_for_it(table, undisturbed, tmp_path, rank):
+    kill = KillInCollective(tmp_path / "killed", rank, 13)
+    assert train(table, kill) == undisturbed
+
+
+@pytest.mark.slow
+def test_worker_killed_while_it_writes_a_checkpoint(table, undisturbed, tmp_path):
+    folder = tmp_path / "model"
+    kill = faults.Kill(tmp_path / "killed", 0, 13)
+    trigger = SeveralIteration(1)
+    found = train(table, kill, model_dir=str(folder), checkpoint_trigger=trigger)
+    assert found == undisturbed
+    assert [path.name for path in folder.rglob(".checkpoint-*")] == []
+    resumed = train(table, model_dir=str(folder), resume="auto", epochs=EPOCHS)
+    assert resumed == undisturbed
+
+
+@pytest.mark.slow
+def test_replacement_killed_at_its_start_is_replaced(table, undisturbed, tmp_path):
+    class KillTwice(faults.Kill):
+        def before_run(self, runner):
+            if self.marker.exists() and len(self.marker.read_text().splitlines()) < 2:
+                self.step = runner.global_step
+                self.after_train_iter(runner)
+
+    kill = KillTwice(tmp_path / "killed", 1, 12, times=2)
+    assert train(table, kill) == undisturbed
+    assert len(kill.marker.read_text().splitlines()) == 2

@@ -1,0 +1,239 @@
+"""Recovery of a fit in place, by the workers that survive the loss of another one.
+
+The weights, the optimizer and the schedule are equal on all ranks.  The rest of a rank's state is
+small: the sums of its losses, and buffers such as running means.  In every step the ranks exchange
+it while they compute gradients, and update the weights only after both the exchange and the sum of
+the gradients have succeeded.  So a rank that has updated its weights knows the state of every rank
+after this step, and all ranks have either made the step or can make it again.  Random numbers are
+derived from (seed, epoch, step, rank).
+
+After a loss, the ranks with the newest state keep it, and one of them sends it to the others: the
+replacement, and ranks that had not updated their weights yet (:mod:`bigdl.runtime.recovery`).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from dataclasses import astuple, fields
+from typing import TYPE_CHECKING, Any, cast
+
+from bigdl.common.timeouts import LEAVE_GROUP_S
+from bigdl.runtime.engine import PeerLost
+from bigdl.runtime.recovery import Report, await_group
+from bigdl.training.checkpoint import Checkpoint, in_thread
+from bigdl.training.metrics import EpochSums
+from bigdl.training.state import dumps, loads
+from bigdl.training.timing import StepSums
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.training.fit import FitContext, Hooks, WorkerStep
+
+_TABLE = "table.pt"
+SUMS = len(fields(EpochSums))
+"""Number of sums at the start of a rank's vector."""
+
+
+def sums_vector(sums: EpochSums, *values: float) -> torch.Tensor:
+    """Return sums and further numbers as a vector of float64."""
+    import torch
+
+    return torch.tensor([*astuple(sums), *values], dtype=torch.float64)
+
+
+def flat_values(values: list[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of any dtype as a vector of float64."""
+    import torch
+
+    return torch.cat([torch.empty(0, dtype=torch.float64)] + [v.double().view(-1) for v in values])
+
+
+def joined(*vectors: torch.Tensor) -> torch.Tensor:
+    """Concatenate vectors."""
+    import torch
+
+    return torch.cat(vectors)
+
+
+def shaped_values(vector: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Divide a vector of :func:`flat_values` into tensors like the given ones."""
+    parts = vector.split([each.numel() for each in like])
+    return [part.view(each.shape).to(each.dtype) for part, each in zip(parts, like, strict=True)]
+
+
+class StepGuard:
+    """State of all ranks after the last update, to which a rank can return.
+
+    Parameters
+    ----------
+    context : FitContext
+    step : WorkerStep
+    """
+
+    def __init__(self, context: FitContext, step: WorkerStep):
+        self._sync, self._state, self._step = context.sync, context.state, step
+        self._table: list[torch.Tensor] | None = None  # None at the start of an epoch
+        self._pending: Any = None  # waits for an exchange
+        self._offered: list[torch.Tensor] | None = None
+        self._saved: tuple[int, int, int, Any] | None = None
+
+    def begin_epoch(self) -> None:
+        """Record the state before the first step of an epoch; may be a collective operation."""
+        position = self._state.position
+        if not position.batch:
+            self._table = None
+        elif self._table is None:  # resumed from a checkpoint
+            self._table = list(self._sync.begin_all_gather(self._step.local_vector())())
+        self._keep()
+
+    def _keep(self) -> None:
+        position = self._state.position
+        numbers = position.epoch, position.batch, position.global_step
+        self._saved = (*numbers, self._step.facts_of_step())
+
+    def offer(self, vector: torch.Tensor) -> None:
+        """Start to exchange the state that this rank will have after the step."""
+        self.collect()
+        self._pending = self._sync.begin_all_gather(vector)
+
+    def collect(self) -> None:
+        """Wait for the exchange; call it before the weights are updated."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._offered = list(pending())
+
+    def commit(self) -> None:
+        """Record that this rank has made the step."""
+        if self._offered is not None:
+            self._table, self._offered = self._offered, None
+        self._keep()
+
+    def forget(self) -> None:
+        """Forget an unfinished exchange, which would keep the sockets of its group open."""
+        self._pending = self._offered = None
+
+    def roll_back(self) -> None:
+        """Return to the state after the last update.
+
+        Raises
+        ------
+        PeerLost
+            If the states of the ranks are unknown, since no step has begun.
+        """
+        if self._saved is None:
+            raise PeerLost("a worker was lost before the first step")
+        position = self._state.position
+        epoch, batch, steps, facts = self._saved
+        if epoch != position.epoch or self._table is None:
+            self._table = None
+            position.batch = 0
+            self._step.reset_local()
+        else:
+            position.batch, position.global_step = batch, steps
+            self._step.put_local(self._table[self._sync.rank])
+        self._step.put_facts(facts)
+
+    def newest(self) -> list[int]:
+        """Return numbers that compare the states of two ranks."""
+        position = self._state.position
+        is_partial = int(position.partial is not None)
+        return [position.epoch, is_partial, position.batch, position.global_step]
+
+    def pack(self, hooks: Hooks) -> bytes:
+        """Return the whole state for other ranks."""
+        state = self._state
+        layout = vars(state.layout)
+        facts = {"facts": self._step.facts_of_step(), "layout": layout, "shown": state.shown}
+        table = {} if self._table is None else {_TABLE: dumps(self._table)}
+        files = {**hooks.files(), **table}
+        doc, blob = Checkpoint({**state.position.to_json(), "in_place": facts}, files).pack()
+        head = json.dumps(doc).encode()
+        return len(head).to_bytes(8, "big") + head + blob
+
+    def load(self, data: bytes, hooks: Hooks, *, is_new: bool) -> None:
+        """Take the state of another rank; `is_new` in a replacement."""
+        end = 8 + int.from_bytes(data[:8], "big")
+        snapshot = Checkpoint.unpack(json.loads(data[8:end]), data[end:])
+        facts, files, state = snapshot.manifest["in_place"], dict(snapshot.files), self._state
+        table = files.pop(_TABLE, None)
+        hooks.load(files)
+        self._step.running.restart()
+        state.position, state.shown = snapshot.position, facts["shown"]
+        if is_new:
+            self._step.use_layout(type(state.layout)(**facts["layout"]))
+        self._step.reset_local()
+        self._table = None if table is None else cast("list[torch.Tensor]", loads(table))
+        if self._table is not None:
+            self._step.put_local(self._table[self._sync.rank])
+        self._step.put_facts(facts["facts"])
+        self._keep()
+
+
+def rejoin(context: FitContext, guard: StepGuard, hooks: Hooks, cause: PeerLost | None) -> bool:
+    """Leave a broken group, join the next one, and agree on the newest state; on all ranks.
+
+    Parameters
+    ----------
+    context : FitContext
+    guard : StepGuard
+    hooks : Hooks
+    cause : PeerLost or None
+        The error that this rank noticed; None in a replacement, which has no state yet.
+
+    Returns
+    -------
+    bool
+        True if a checkpoint is due.
+    """
+    worker, sync, state = context.worker, context.sync, context.state
+    has_state, group = cause is not None, worker.group if cause is None else worker.group + 1
+    while True:
+        guard.forget()
+        if cause is not None:
+            _leave(sync)
+            if has_state:
+                guard.roll_back()
+        report = {
+            "position": guard.newest() if has_state else None,
+            "due": state.is_due,
+            "stop": state.stop,
+        }
+        reports = await_group(worker.channel, group, worker.rank, report, cause)
+        worker.group = group
+        try:
+            sync.rejoin(group)
+            newest = _agree(reports)
+            receivers = [r for r in range(sync.world_size) if r not in newest]
+            is_sender = sync.rank == newest[0] and receivers
+            packed = guard.pack(hooks) if is_sender else None
+            received = sync.transfer(packed, newest[0], receivers)
+            break
+        except PeerLost as error:
+            cause, group = PeerLost(str(error)), group + 1
+    if received is not None:
+        guard.load(received, hooks, is_new=not has_state)
+    state.exchanges = StepSums()  # all ranks have sums of the same steps
+    state.is_due = any(reports[rank]["due"] for rank in newest)
+    state.stop = any(reports[rank]["stop"] for rank in newest)
+    return state.is_due
+
+
+def _agree(reports: list[Report]) -> list[int]:
+    """Return the ranks with the newest state."""
+    best = max(each["position"] for each in reports if each["position"] is not None)
+    return [rank for rank, each in enumerate(reports) if each["position"] == best]
+
+
+def _leave(sync: Any) -> None:
+    """Leave a broken group; its sockets close, which wakes the peers that wait for this rank."""
+
+    def leave() -> None:
+        sync.stop()
+        gc.collect()  # what refers to the group keeps its sockets open
+
+    try:
+        in_thread(leave).result(LEAVE_GROUP_S)
+    except TimeoutError:
+        raise PeerLost("the group of workers cannot be left, since a collective hangs") from None
