@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from refusals import refused
 
 from bigdl.orca.learn.optimizers import Adam
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.trigger import SeveralIteration
+from bigdl.testing.chaos import Chaos, ChaosReport
 
 pytestmark = pytest.mark.fault
 
@@ -128,17 +130,15 @@ SLOW = [
     pytest.param([(1, 8)], {}, id="last step of an epoch"),
     pytest.param([(1, 4), (0, 13), (1, 20)], {}, id="three times"),
     pytest.param([(2, 13)], {"workers": 4}, id="one of four"),
-    pytest.param([(1, 13)], {"exact": "bits"}, id="bits"),
-    pytest.param([(1, 13)], {"accumulate_grad_batches": 2}, id="accumulated"),
+    pytest.param([(1, 13)], {"exact": "bits", "virtual_shards": 4}, id="bits"),
+    pytest.param([(1, 7)], {"accumulate_grad_batches": 2}, id="accumulated"),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kills", "options"), SLOW)
 def test_kills_change_nothing(table, tmp_path, kills, options):
-    killers = [
-        faults.Kill(tmp_path / f"killed-{rank}-{step}", rank, step) for rank, step in kills
-    ]
+    killers = [faults.Kill(tmp_path / f"killed-{rank}-{step}", rank, step) for rank, step in kills]
     assert train(table, *killers, **options) == train(table, **options)
     assert all(killer.marker.exists() for killer in killers)
 
@@ -148,6 +148,7 @@ def test_kills_change_nothing(table, tmp_path, kills, options):
 def test_worker_killed_while_the_others_wait_for_it(table, undisturbed, tmp_path, rank):
     kill = KillInCollective(tmp_path / "killed", rank, 13)
     assert train(table, kill) == undisturbed
+    assert kill.marker.exists()
 
 
 @pytest.mark.slow
@@ -173,3 +174,35 @@ def test_replacement_killed_at_its_start_is_replaced(table, undisturbed, tmp_pat
     kill = KillTwice(tmp_path / "killed", 1, 12, times=2)
     assert train(table, kill) == undisturbed
     assert len(kill.marker.read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_chaos_reports_what_it_did_and_the_result_is_the_same(table, undisturbed, tmp_path):
+    class Slower(Callback):
+        def after_train_iter(self, runner):
+            time.sleep(0.15)
+
+    with Chaos(every=1.0, actions=["kill"], most=2, seed=2) as chaos:
+        assert train(table, Slower()) == undisturbed
+    report = chaos.report
+    assert 1 <= len(report.events) <= 2
+    assert all(event["action"] == "kill" and event["stall_s"] > 0 for event in report.events)
+    assert 0 < report.goodput <= 1.1
+
+
+def test_goodput_is_the_share_of_time_for_steps_that_count():
+    report = ChaosReport([{"stall_s": 2.0}], steps=30, step_s=0.1, wall_s=4.0)
+    assert report.goodput == pytest.approx(0.75)
+    assert report.longest_stall_s == 2.0
+
+
+def test_unknown_disturbance_is_refused():
+    with refused("argument-value", "'explode'"):
+        Chaos(actions=["explode"])
+
+
+def test_recovery_in_place_that_is_impossible_is_refused(table):
+    with refused("argument-value", "'in-place'"):
+        train(table, recovery="in-place")
+    with refused("argument-conflict", "there is one worker"):
+        train(table, workers=1, epochs=1)

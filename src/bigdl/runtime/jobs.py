@@ -244,13 +244,13 @@ def unfinished(channel: AttemptChannel, world_size: int) -> list[dict[str, Any]]
 
 def running_workers(channel: AttemptChannel) -> dict[int, dict[str, Any]]:
     """Return the rank, pid and host of the connected workers of an attempt, by task index."""
-    found: dict[int, dict[str, Any]] = {}
+    workers: dict[int, dict[str, Any]] = {}
     for index in itertools.count():
         if not channel.has(f"who/{index}"):
-            return found
+            return workers
         if not channel.has(f"gone/{index}") and not channel.has(f"left/{index}"):
-            found[index] = channel.get_json(f"who/{index}")
-    return found
+            workers[index] = channel.get_json(f"who/{index}")
+    return workers
 
 
 def workers_at(channel: AttemptChannel, task_indices: Iterable[int]) -> list[dict[str, Any]]:

@@ -15,12 +15,13 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, cast
 
 from bigdl.common.checks import check_integer
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import WorkerError, WorkerLost
+from bigdl.common.platform.cores import pin_process
 from bigdl.common.platform.files import read_whole
 from bigdl.common.private_folders import process_folder
 from bigdl.common.timeouts import COLLECTIVE_S, LOCAL_EXIT_S
@@ -255,19 +256,22 @@ class LocalJob(CalledJob):
             answers = [threads.submit(worker.result) for worker in workers]
             kills = [worker.kill for worker in workers]
 
-            def replace(lost: int, rank: int, group: int) -> Any:
-                worker, task_index = _processes.take(rank, workers[lost].slot), len(workers)
+            def replace(lost: int, rank: int, group: int) -> tuple[Future, Callable[[], None]]:
+                slot, task_index = workers[lost].slot, len(workers)
+                worker = _processes.take_spare(rank, slot) or _processes.take(rank, slot)
                 workers.append(worker)
                 replacing = self._replacing_spec(rank, group)
 
-                def run() -> Any:
+                def run() -> tuple[int, str, str]:
                     try:
                         if worker.pending:
                             worker.await_start()
+                        worker.move_to(slot)
                     except WorkerLost as error:
                         raise EOFError from error
                     worker.submit(execute_task, replacing, self._attempts, task_index, directory)
-                    return worker.result()
+                    _processes.start_spare(rank, slot)
+                    return cast("tuple[int, str, str]", worker.result())
 
                 return threads.submit(run), worker.kill
 
@@ -380,6 +384,13 @@ class LocalWorker(WorkerProcess):
             cause = self.exit_message()
             raise WorkerLost(f"A worker could not be started: its process {cause}") from None
 
+    def move_to(self, slot: CpuSlot) -> None:
+        """Pin an unused worker to other cores."""
+        if self.slot != slot:
+            self.submit(pin_process, slot.cores)
+            self.result()
+            self.slot = slot
+
 
 def _make_caller() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...], str | None]], Any]:
     import torch  # noqa: F401 - takes seconds, and every program needs it
@@ -412,6 +423,7 @@ class LocalProcesses:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[LocalWorker] = []
+        self._spare: LocalWorker | None = None
         self._owner = os.getpid()
 
     @contextlib.contextmanager
@@ -432,6 +444,7 @@ class LocalProcesses:
                     worker.await_start()
             yield workers
         finally:
+            self.end_spare()
             for worker in workers:
                 if worker.pending:  # interrupted during a call
                     worker.end()
@@ -445,9 +458,38 @@ class LocalProcesses:
         """End the idle worker processes."""
         if os.getpid() != self._owner:
             return
+        self.end_spare()
         with self._lock:
             idle, self._idle = self._idle, []
         _end(idle)
+
+    def start_spare(self, rank: int, slot: CpuSlot) -> None:
+        """Start a worker for the next loss, since a process needs seconds to start."""
+        with self._lock:
+            if self._spare is None:
+                self._spare = LocalWorker(rank, slot)
+
+    def take_spare(self, rank: int, slot: CpuSlot) -> LocalWorker | None:
+        """Return the worker of :meth:`start_spare`, or None if there is none.
+
+        It may still be starting, and have other cores, see :meth:`LocalWorker.move_to`.
+        """
+        with self._lock:
+            spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        if spare.has_ended() or spare.slot.threads != slot.threads:
+            spare.end()
+            return None
+        spare.rank = rank
+        return spare
+
+    def end_spare(self) -> None:
+        """End the worker that waits for the next loss."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.end()
 
     def take(self, rank: int, slot: CpuSlot) -> LocalWorker:
         """Return an idle worker with these cores, or one that is starting."""

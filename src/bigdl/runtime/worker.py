@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bigdl.common.errors import UsageError
-from bigdl.common.timeouts import COLLECTIVE_S, HEARTBEAT_S
+from bigdl.common.timeouts import COLLECTIVE_S, HEARTBEAT_S, PULSE_S
 
 if TYPE_CHECKING:
     from bigdl.runtime.channel import AttemptChannel
@@ -328,9 +328,6 @@ class HeartbeatThread(threading.Thread):
         os._exit(17)
 
 
-_PULSE_S = 0.05  # seconds between two stops of a process that is slowed down
-
-
 def disturb(order: dict[str, Any]) -> None:
     """Kill, pause or slow down this process, as :mod:`bigdl.testing.chaos` requests.
 
@@ -345,10 +342,10 @@ def disturb(order: dict[str, Any]) -> None:
     pid, seconds = os.getpid(), float(order["seconds"])
     if order["action"] == "kill":
         os.kill(pid, signal.SIGKILL)
-    pulses = 1 if order["action"] == "pause" else max(1, round(seconds / (2 * _PULSE_S)))
-    stopped = seconds if pulses == 1 else _PULSE_S
+    pulses = 1 if order["action"] == "pause" else max(1, round(seconds / (2 * PULSE_S)))
+    stopped = seconds if pulses == 1 else PULSE_S
     # another process must wake this one
-    pulse = f"kill -STOP {pid}; sleep {stopped}; kill -CONT {pid}; sleep {_PULSE_S}"
+    pulse = f"kill -STOP {pid}; sleep {stopped}; kill -CONT {pid}; sleep {PULSE_S}"
     subprocess.Popen(["sh", "-c", f"for i in $(seq {pulses}); do {pulse}; done"])
 
 

@@ -80,6 +80,7 @@ _UNSAVED = "unsaved"  # topic of a final state that could not be written
 _WARNING = "warning"  # prefix of the topics of workers' warnings to the user
 _RECORDS = "records"  # prefix of the topics of the epochs' records
 _RECORD_INTERVAL = 1.0  # seconds between two messages with records
+_KEPT_RECORDS = 200  # number of the newest records that the ranks other than 0 keep
 
 
 class TrainingSession:
@@ -552,9 +553,10 @@ class FitContext:
             if self.on_record is not None:
                 self.on_record(record)
             return
-        if self.worker.rank:
-            return
         self._records.append(record)
+        if self.worker.rank:  # in case rank 0 is lost before it sends them
+            self._records = self._records[-_KEPT_RECORDS:]
+            return
         if is_last or time.monotonic() - self._sent_at > _RECORD_INTERVAL:
             self.send_records()
 
@@ -722,7 +724,7 @@ class Checkpointer(ABC):
         Returns
         -------
         bool
-            True if a checkpoint is due.
+            True if this rank has the newest state and the state of rank 0 was lost.
         """
         raise error
 
@@ -779,9 +781,8 @@ class EpochRunner:
 
     def _rejoin(self, lost: PeerLost | None) -> None:
         """Continue in place after the loss of another worker, if there was one."""
-        if lost is not None:
-            with self._timed("rejoin_s"):
-                self.checkpointer.rejoin(lost)
+        if lost is not None and self.checkpointer.rejoin(lost):
+            self.context.send_records()
 
     def _end_fit(self) -> bool:
         """Call the hooks of the end once; return True if they may have changed weights."""
@@ -969,7 +970,7 @@ class WorkerStep(TrainingStep):
         """Return JSON facts that steps may change and that are equal on all ranks."""
         return None
 
-    def put_facts(self, facts: Any) -> None:
+    def put_facts(self, facts: object) -> None:
         """Restore the facts that :meth:`facts_of_step` returned."""
 
     def use_layout(self, layout: BatchLayout) -> None:
@@ -1021,7 +1022,7 @@ class WorkerCheckpointer(Checkpointer):
         self._saved: dict[str, Any] | None = None  # position of the newest checkpoint
         self._next_vote = self._voted_step = 0  # steps of the votes to leave
         self._voted_at = time.monotonic()
-        self._context, self._guard = context, step.guard
+        self._guard = step.guard
 
     # -- the start -------------------------------------------------------------------------------
 
@@ -1078,9 +1079,10 @@ class WorkerCheckpointer(Checkpointer):
         return self._rejoin(error)
 
     def _rejoin(self, error: PeerLost | None) -> bool:
-        is_due = rejoin(self._context, cast("StepGuard", self._guard), self._hooks, error)
+        guard = cast("StepGuard", self._guard)
+        is_first = rejoin(self._worker, self._sync, guard, self._hooks, error)
         self._next_vote = self._voted_step = self._state.position.global_step
-        return is_due
+        return is_first
 
     def _finish_pass_of_parts(self, manifest: dict[str, Any]) -> None:
         """Finish a pass that has no order of the table; steps_per_epoch may end an epoch in it."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import astuple, fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bigdl.common.timeouts import LEAVE_GROUP_S
 from bigdl.runtime.engine import PeerLost
@@ -27,9 +27,15 @@ from bigdl.training.state import dumps, loads
 from bigdl.training.timing import StepSums
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import torch
 
-    from bigdl.training.fit import FitContext, Hooks, WorkerStep
+    from bigdl.runtime.collectives.base import GradientSync
+    from bigdl.runtime.worker import Worker
+    from bigdl.training.batches import BatchLayout
+    from bigdl.training.position import Position
+    from bigdl.training.state import RunningState
 
 _TABLE = "table.pt"
 SUMS = len(fields(EpochSums))
@@ -63,25 +69,63 @@ def shaped_values(vector: torch.Tensor, like: list[torch.Tensor]) -> list[torch.
     return [part.view(each.shape).to(each.dtype) for part, each in zip(parts, like, strict=True)]
 
 
+class FitState(Protocol):
+    """The progress of a fit, :class:`bigdl.training.fit.TrainState`."""
+
+    position: Position
+    layout: BatchLayout
+    exchanges: StepSums
+    stop: bool
+    is_due: bool
+    shown: Sequence[dict[str, Any] | None]
+
+
+class FitFiles(Protocol):
+    """The model's files, :class:`bigdl.training.fit.Hooks`."""
+
+    def files(self) -> dict[str, bytes]: ...
+
+    def load(self, files: dict[str, bytes]) -> None: ...
+
+
+class GuardedStep(Protocol):
+    """A step that can be repeated, :class:`bigdl.training.fit.WorkerStep`."""
+
+    running: RunningState
+
+    def local_vector(self) -> torch.Tensor: ...
+
+    def put_local(self, vector: torch.Tensor) -> None: ...
+
+    def reset_local(self) -> None: ...
+
+    def facts_of_step(self) -> object: ...
+
+    def put_facts(self, facts: object) -> None: ...
+
+    def use_layout(self, layout: BatchLayout) -> None: ...
+
+
 class StepGuard:
     """State of all ranks after the last update, to which a rank can return.
 
     Parameters
     ----------
-    context : FitContext
-    step : WorkerStep
+    sync : GradientSync
+    state : FitState
+    step : GuardedStep
     """
 
-    def __init__(self, context: FitContext, step: WorkerStep):
-        self._sync, self._state, self._step = context.sync, context.state, step
+    def __init__(self, sync: GradientSync, state: FitState, step: GuardedStep):
+        self._sync, self.state, self._step = sync, state, step
         self._table: list[torch.Tensor] | None = None  # None at the start of an epoch
-        self._pending: Any = None  # waits for an exchange
+        self._pending: Callable[[], Sequence[torch.Tensor]] | None = None  # waits for an exchange
         self._offered: list[torch.Tensor] | None = None
-        self._saved: tuple[int, int, int, Any] | None = None
+        self._saved: tuple[int, int, int, object] | None = None
 
     def begin_epoch(self) -> None:
         """Record the state before the first step of an epoch; may be a collective operation."""
-        position = self._state.position
+        position = self.state.position
         if not position.batch:
             self._table = None
         elif self._table is None:  # resumed from a checkpoint
@@ -89,7 +133,7 @@ class StepGuard:
         self._keep()
 
     def _keep(self) -> None:
-        position = self._state.position
+        position = self.state.position
         numbers = position.epoch, position.batch, position.global_step
         self._saved = (*numbers, self._step.facts_of_step())
 
@@ -124,7 +168,7 @@ class StepGuard:
         """
         if self._saved is None:
             raise PeerLost("a worker was lost before the first step")
-        position = self._state.position
+        position = self.state.position
         epoch, batch, steps, facts = self._saved
         if epoch != position.epoch or self._table is None:
             self._table = None
@@ -137,13 +181,13 @@ class StepGuard:
 
     def newest(self) -> list[int]:
         """Return numbers that compare the states of two ranks."""
-        position = self._state.position
+        position = self.state.position
         is_partial = int(position.partial is not None)
         return [position.epoch, is_partial, position.batch, position.global_step]
 
-    def pack(self, hooks: Hooks) -> bytes:
+    def pack(self, hooks: FitFiles) -> bytes:
         """Return the whole state for other ranks."""
-        state = self._state
+        state = self.state
         layout = vars(state.layout)
         facts = {"facts": self._step.facts_of_step(), "layout": layout, "shown": state.shown}
         table = {} if self._table is None else {_TABLE: dumps(self._table)}
@@ -152,11 +196,11 @@ class StepGuard:
         head = json.dumps(doc).encode()
         return len(head).to_bytes(8, "big") + head + blob
 
-    def load(self, data: bytes, hooks: Hooks, *, is_new: bool) -> None:
+    def load(self, data: bytes, hooks: FitFiles, *, is_new: bool) -> None:
         """Take the state of another rank; `is_new` in a replacement."""
         end = 8 + int.from_bytes(data[:8], "big")
         snapshot = Checkpoint.unpack(json.loads(data[8:end]), data[end:])
-        facts, files, state = snapshot.manifest["in_place"], dict(snapshot.files), self._state
+        facts, files, state = snapshot.manifest["in_place"], dict(snapshot.files), self.state
         table = files.pop(_TABLE, None)
         hooks.load(files)
         self._step.running.restart()
@@ -171,23 +215,30 @@ class StepGuard:
         self._keep()
 
 
-def rejoin(context: FitContext, guard: StepGuard, hooks: Hooks, cause: PeerLost | None) -> bool:
+def rejoin(
+    worker: Worker,
+    sync: GradientSync,
+    guard: StepGuard,
+    hooks: FitFiles,
+    cause: PeerLost | None,
+) -> bool:
     """Leave a broken group, join the next one, and agree on the newest state; on all ranks.
 
     Parameters
     ----------
-    context : FitContext
+    worker : Worker
+    sync : GradientSync
     guard : StepGuard
-    hooks : Hooks
+    hooks : FitFiles
     cause : PeerLost or None
         The error that this rank noticed; None in a replacement, which has no state yet.
 
     Returns
     -------
     bool
-        True if a checkpoint is due.
+        True on one of the ranks with the newest state if the state of rank 0 was lost.
     """
-    worker, sync, state = context.worker, context.sync, context.state
+    state = guard.state
     has_state, group = cause is not None, worker.group if cause is None else worker.group + 1
     while True:
         guard.forget()
@@ -217,7 +268,7 @@ def rejoin(context: FitContext, guard: StepGuard, hooks: Hooks, cause: PeerLost 
     state.exchanges = StepSums()  # all ranks have sums of the same steps
     state.is_due = any(reports[rank]["due"] for rank in newest)
     state.stop = any(reports[rank]["stop"] for rank in newest)
-    return state.is_due
+    return newest[0] == sync.rank != 0
 
 
 def _agree(reports: list[Report]) -> list[int]:
@@ -226,7 +277,7 @@ def _agree(reports: list[Report]) -> list[int]:
     return [rank for rank, each in enumerate(reports) if each["position"] == best]
 
 
-def _leave(sync: Any) -> None:
+def _leave(sync: GradientSync) -> None:
     """Leave a broken group; its sockets close, which wakes the peers that wait for this rank."""
 
     def leave() -> None:

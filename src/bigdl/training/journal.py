@@ -25,7 +25,7 @@ _PACKAGES = (
 )
 _HIDDEN = (  # settings that are not arguments of fit
     *("seed", "stop_at", "run_url", "pinned_checkpoint", "data_version", "data_identity"),
-    *("inputs", "per_worker", "summary", "verbose"),
+    *("inputs", "per_worker", "summary", "verbose", "recovery"),
 )
 
 

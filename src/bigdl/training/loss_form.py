@@ -606,13 +606,14 @@ class LossWeights:
         self._batches += 1
         return not self.reduction or self._batches & (self._batches - 1) == 0
 
-    def state(self) -> list[Any]:
+    def state(self) -> list[object]:
         """Return what the batches so far have determined, as JSON values."""
         return [self.reduction, self.reason, self._batches, self._last]
 
-    def restore(self, state: list[Any]) -> None:
+    def restore(self, state: object) -> None:
         """Restore a result of :meth:`state`."""
-        self.reduction, self.reason, self._batches, self._last = state
+        reduction, self.reason, self._batches, self._last = cast("list[Any]", state)
+        self.reduction = reduction
 
     def settle(self, reduction: str, reason: str = "") -> bool:
         """Set the reduction that the workers agreed on; return True when it becomes unknown."""

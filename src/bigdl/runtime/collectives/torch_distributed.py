@@ -239,7 +239,7 @@ class TorchDistributedSync(GradientSync):
         return out
 
 
-def _set_timeout(group: Any, timeout: timedelta) -> None:
+def _set_timeout(group: torch.distributed.ProcessGroup, timeout: timedelta) -> None:
     """Set the timeout of the following collectives of a gloo group."""
     import torch
 

@@ -50,6 +50,9 @@ def widen_spool(spool: Spool, leaves: Sequence[ArraySpec]) -> None:
         if not spool.rows or leaf == wide:
             continue
         path = _path(spool, number, wide)
+        size = spool.rows * int(np.prod(wide.shape)) * np.dtype(wide.dtype).itemsize
+        if os.path.exists(path) and os.path.getsize(path) == size:
+            continue  # a lost worker has written it, and others have mapped it
         with (
             open(os.path.join(spool.path, f"{number}.bin"), "rb") as source,
             open(path, "wb", opener=open_private) as target,

@@ -1006,7 +1006,7 @@ class TorchFit:
         hooks = TorchHooks(context, runner, built, records, forward_pass.module)
         self.step = self.step_class(context, runner, built, forward_pass, rows, hooks, summary)
         if settings.recovery != "restart" and self._can_recover(context):
-            self.step.use_guard(StepGuard(context, self.step))
+            self.step.use_guard(StepGuard(sync, state, self.step))
         checkpointer = WorkerCheckpointer(context, hooks, self.step, writer)
         checkpointer.restore()
         local = settings.batch_size // runner.size
