@@ -145,7 +145,12 @@ def main():
     for number in range(options.rounds):
         moments, _, undisturbed = fit(options, "in_place")
         step_s = median_step(moments)
-        print(f"undisturbed: {options.steps} steps, median {step_s * 1000:.1f} ms", flush=True)
+        plain = median_step(fit(options, "restart")[0])
+        print(
+            f"undisturbed: {options.steps} steps, median {step_s * 1000:.2f} ms, "
+            f"without recovery in place {plain * 1000:.2f} ms",
+            flush=True,
+        )
         for name in ("in_place", "restart"):
             killer = Killer(number, options.kills, options.seconds)
             result = fit(options, name, killer)

@@ -9,6 +9,7 @@ import faults
 import numpy as np
 import pandas as pd
 import pytest
+import ray_models
 import torch
 from refusals import refused
 
@@ -87,12 +88,12 @@ def table(tmp_path_factory):
     return path
 
 
-def train(data, *callbacks, workers=2, recovery="in_place", **options):
+def train(data, *callbacks, workers=2, recovery="in_place", backend="local", **options):
     estimator = Estimator.from_torch(
         model=Net(),
         optimizer=Adam(0.01),
         loss=torch.nn.MSELoss(),
-        backend="local",
+        backend=backend,
         workers_per_node=workers,
         **{key: options.pop(key) for key in ("model_dir",) if key in options},
     )
@@ -174,6 +175,16 @@ def test_replacement_killed_at_its_start_is_replaced(table, undisturbed, tmp_pat
     kill = KillTwice(tmp_path / "killed", 1, 12, times=2)
     assert train(table, kill) == undisturbed
     assert len(kill.marker.read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_killed_actor_is_replaced_on_ray(table, tmp_path):
+    ray_models.active_ray()
+    pids, kill = Pids(tmp_path), faults.Kill(tmp_path / "killed", 0, 13)
+    undisturbed = train(table, backend="ray")
+    assert train(table, pids, kill, backend="ray") == undisturbed
+    assert len({pid for pid, _ in pids.of(1)}) == 1
+    assert len({pid for pid, _ in pids.of(0)}) == 2
 
 
 @pytest.mark.slow

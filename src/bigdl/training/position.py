@@ -513,9 +513,8 @@ class RunSettings:
         Identity of the rows as the Feed reports it; checkpoints compare it.
     parameter_layer : bigdl.orca.parameter_layer.fit.loop.ParameterLayerOptions, optional
         Options of the parameter layer, if it runs the fit.
-    recovery : {"restart", "in_place", "where_possible"}
-        What happens after the loss of a worker, see :mod:`bigdl.training.in_place`; "in_place"
-        raises an error if that is not possible.
+    recovery : {"restart", "in_place"}
+        What happens after the loss of a worker, see :mod:`bigdl.training.in_place`.
     """
 
     stop_at: StoppingCriterion

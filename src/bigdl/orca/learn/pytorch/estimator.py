@@ -394,7 +394,7 @@ class PyTorchEstimator(TrainingEstimator):
         drop_stragglers: dict | None = None,
         min_workers: int | None = None,
         report: str | os.PathLike | None = None,
-        recovery: str | None = None,
+        recovery: str = "restart",
         **old,
     ) -> list:
         """Train the model; a further call continues the training.
@@ -501,12 +501,12 @@ Ray also RayXShards or a ray.data.Dataset
         report : str or os.PathLike, optional
             HTML file or fsspec URL to write a report of this fit to, see :meth:`report`. It is
             written again after each epoch, and a browser reloads it while the fit runs.
-        recovery : str, optional
-            What happens after the loss of a worker. ``"in_place"``: a new process takes its rank
-            and gets its state from the other workers, which keep their processes, models and rows
-            and repeat at most one step; the weights equal those of an undisturbed fit.
-            ``"restart"``: all workers start again from the latest checkpoint. Default: in place
-            where it is supported, see the guide "Lost workers".
+        recovery : str
+            What happens after the loss of a worker. ``"restart"`` (default): all workers start
+            again from the latest checkpoint. ``"in_place"``: a new process takes its rank and gets
+            its state from the other workers, which keep their processes, models and rows and repeat
+            at most one step. The weights equal those of an undisturbed fit in both cases. The guide
+            "Lost workers" lists where the second way is supported; elsewhere it raises an error.
         **old
             Keywords of BigDL 2.0, such as ``info``.
 
@@ -645,9 +645,9 @@ Ray also RayXShards or a ray.data.Dataset
             )
         return count
 
-    def _recovery(self, recovery: str | None, engine: Engine) -> str:
-        """Check a fit's ``recovery=`` argument; return the recovery of its workers."""
-        if recovery not in (None, *RECOVERIES):
+    def _recovery(self, recovery: str, engine: Engine) -> str:
+        """Check and return a fit's ``recovery=`` argument."""
+        if recovery not in RECOVERIES:
             raise UsageError(
                 f'recovery should be "in_place" or "restart", got {recovery!r}',
                 code="argument-value",
@@ -663,7 +663,7 @@ Ray also RayXShards or a ray.data.Dataset
                 code="argument-conflict",
                 argument="recovery",
             )
-        return recovery or ("where_possible" if can_replace else "restart")
+        return recovery
 
     def _progress_form(self, callbacks: Sequence[Any]) -> str:
         """Return the format of the progress display on the driver, such as ``"bar"``."""

@@ -1005,7 +1005,8 @@ class TorchFit:
         records = {} if summary is None else {"summary.pt": summary}
         hooks = TorchHooks(context, runner, built, records, forward_pass.module)
         self.step = self.step_class(context, runner, built, forward_pass, rows, hooks, summary)
-        if settings.recovery != "restart" and self._can_recover(context):
+        if settings.recovery == "in_place":
+            self._check_recovery(context)
             self.step.use_guard(StepGuard(sync, state, self.step))
         checkpointer = WorkerCheckpointer(context, hooks, self.step, writer)
         checkpointer.restore()
@@ -1015,8 +1016,8 @@ class TorchFit:
             runner.val_loader = WorkerBatches(rows.validation, local)
         self.epochs = EpochRunner(context, Triggers(context), hooks, self.step, checkpointer)
 
-    def _can_recover(self, context: FitContext) -> bool:
-        """Return True if lost workers can be replaced in place; raise an error if they must."""
+    def _check_recovery(self, context: FitContext) -> None:
+        """Raise an error if lost workers cannot be replaced in place."""
         built, runner, settings = self.built, self.runner, context.settings
         buffers = sum(buffer.numel() for buffer in built.model.buffers())
         reasons = {
@@ -1034,14 +1035,13 @@ class TorchFit:
             ),
         }
         reason = next((reason for reason, applies in reasons.items() if applies), "")
-        if reason and settings.recovery == "in_place":
+        if reason:
             raise UsageError(
                 f'recovery="in_place" is not possible, since {reason}; remove recovery, so that a '
                 "lost worker restarts the fit from the latest checkpoint",
                 code="argument-conflict",
                 argument="recovery",
             )
-        return not reason
 
     def _check(self, context: FitContext, built: BuiltParts) -> None:
         """Raise an error for unsupported settings; called once the device is known."""
