@@ -14,6 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.processes import kill_self
 from bigdl.common.timeouts import COLLECTIVE_S, HEARTBEAT_S, PULSE_S
 
 if TYPE_CHECKING:
@@ -336,17 +337,29 @@ def disturb(order: dict[str, Any]) -> None:
     order : dict
         ``action``, and ``seconds`` of a pause or of a slow phase.
     """
-    import signal
     import subprocess
 
-    pid, seconds = os.getpid(), float(order["seconds"])
     if order["action"] == "kill":
-        os.kill(pid, signal.SIGKILL)
-    pulses = 1 if order["action"] == "pause" else max(1, round(seconds / (2 * PULSE_S)))
-    stopped = seconds if pulses == 1 else PULSE_S
-    # another process must wake this one
-    pulse = f"kill -STOP {pid}; sleep {stopped}; kill -CONT {pid}; sleep {PULSE_S}"
-    subprocess.Popen(["sh", "-c", f"for i in $(seq {pulses}); do {pulse}; done"])
+        kill_self()
+    # another process must resume this one
+    seconds = float(order["seconds"])
+    stopped, pulses = seconds, 1
+    if order["action"] == "slow":
+        stopped, pulses = PULSE_S, max(1, round(seconds / (2 * PULSE_S)))
+    numbers = [str(each) for each in (os.getpid(), pulses, stopped, PULSE_S)]
+    subprocess.Popen([sys.executable, "-P", "-c", _PULSES, *numbers])
+
+
+_PULSES = """\
+import contextlib, psutil, sys, time
+process, pulses = psutil.Process(int(sys.argv[1])), int(sys.argv[2])
+with contextlib.suppress(psutil.NoSuchProcess):
+    for _ in range(pulses):
+        process.suspend()
+        time.sleep(float(sys.argv[3]))
+        process.resume()
+        time.sleep(float(sys.argv[4]))
+"""
 
 
 def _kill_children() -> None:
