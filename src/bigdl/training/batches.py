@@ -247,6 +247,11 @@ class BatchSource(ABC):
     is_stream = False  # True if every worker has read iterable data
 
     @property
+    def fetches_rows(self) -> bool:
+        """True if the workers send each other rows at the start of an epoch."""
+        return False
+
+    @property
     def checksum(self) -> int:
         """Checksum of the rows; for iterable data it does not depend on their order."""
         return self.fingerprint
@@ -658,6 +663,8 @@ class VirtualSource:
     types : list or None
         As in ``BatchSource.types``.
     """
+
+    fetches_rows = False
 
     def __init__(self, shards: Sequence[TensorShard]):
         self.shards = shards

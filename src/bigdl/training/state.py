@@ -117,18 +117,6 @@ def seed_everything(seed: int, rank: int = 0, *, cpu_only: bool = False) -> int:
     return mixed
 
 
-def seed_step(*values: int) -> None:
-    """Seed the random generators of one step, much faster than :func:`seed_everything`."""
-    import torch
-
-    mixed = int(np.random.SeedSequence(values).generate_state(1)[0])
-    torch.default_generator.manual_seed(mixed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(mixed)
-    np.random.seed(mixed)
-    random.seed(mixed)
-
-
 @contextlib.contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
     """Context manager that seeds the random generators and restores their states on exit."""

@@ -290,6 +290,10 @@ class TableRows(BatchSource):
         self._last_pass: PassRows | None = None  # newest pass whose rows were fetched
         self._types_to_take: tuple[list[object] | None, BatchSource] | None = None
 
+    @property
+    def fetches_rows(self) -> bool:
+        return not self._parts.is_whole
+
     def use_order(self, facts: OrderFacts) -> None:
         """Read in the order of a checkpoint, whose window may differ."""
         self._resumed = facts

@@ -75,11 +75,11 @@ from bigdl.training.state import (
     capture_rng,
     device_of,
     isolated_rng,
+    mixed_seed,
     move,
     precision_of,
     restore_rng,
     seed_everything,
-    seed_step,
     to_device,
 )
 from bigdl.training.table_rows import in_table_order
@@ -778,7 +778,8 @@ class TorchStep(WorkerStep):
         start, stop, batch_rows = plan.batch(position.batch, self.runner.rank)
         rows = stop - start
         if runner.size > 1:  # a replacement of a lost worker draws the same random numbers
-            seed_step(settings.seed, position.epoch, position.batch, runner.rank)
+            seed = mixed_seed(settings.seed, position.epoch, position.batch)
+            seed_everything(seed, runner.rank, cpu_only=not torch.cuda.is_initialized())
         runner.batch_idx = position.batch
         runner.batch = runner.output = runner.target = runner.loss = None
         if rows:
@@ -1029,6 +1030,7 @@ class TorchFit:
             "local_steps is more than 1": settings.local_steps > 1,
             "a summary is recorded": settings.summary,
             "the model has too many values in buffers": buffers > _MAX_BUFFERS,
+            "the rows of a table are on several machines": self.step.rows.data.fetches_rows,
             "the workers cannot connect again": not context.sync.can_rejoin,
             "the input is a loader": any(
                 isinstance(shard, LoaderShard) for shard in context.worker.shards.values()
