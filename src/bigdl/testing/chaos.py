@@ -36,6 +36,12 @@ class ChaosReport:
         Seconds of an undisturbed step, measured before the first disturbance.
     wall_s : float
         Seconds from the first disturbance to the end.
+
+    Examples
+    --------
+    >>> from bigdl.testing.chaos import ChaosReport
+    >>> ChaosReport(steps=30, step_s=0.1, wall_s=4.0).goodput
+    0.75
     """
 
     events: list[dict[str, Any]] = field(default_factory=list)
