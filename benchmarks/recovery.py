@@ -8,6 +8,7 @@ an undisturbed step, divided by the wall time from the first kill to the end.
 """
 
 import argparse
+import itertools
 import os
 import random
 import signal
@@ -106,7 +107,7 @@ def fit(options, recovery, killer=None):
 
 
 def median_step(moments):
-    return statistics.median(b[0] - a[0] for a, b in zip(moments, moments[1:], strict=False))
+    return statistics.median(b[0] - a[0] for a, b in itertools.pairwise(moments))
 
 
 def report(name, moments, ended, state, killer, step_s, undisturbed):
@@ -121,7 +122,7 @@ def report(name, moments, ended, state, killer, step_s, undisturbed):
         if step > best:
             best = step
             frontier.append(moment)
-    gaps = [b - a for a, b in zip(frontier, frontier[1:], strict=False) if b > first]
+    gaps = [b - a for a, b in itertools.pairwise(frontier) if b > first]
     difference = float((state - undisturbed).abs().max())
     print(
         f"{name:10} kills {len(killer.times):2}  goodput {done * step_s / (ended - first):.3f}  "
