@@ -364,7 +364,7 @@ def test_a_pass_that_goes_on_in_another_order_is_warned_about(rows, tmp_path, ca
     pq.write_table(pa.table({"x": list(rows["x"]), "y": rows["y"]}), path)
     est = estimator(backend="local", workers_per_node=1)
     options = {"epochs": 1, "batch_size": BATCH, "steps_per_epoch": 3}
-    est.fit({"x": rows["x"], "y": rows["y"]}, **options)
+    est.fit({"x": rows["x"] + 1, "y": rows["y"]}, **options)
     est.fit(path, **options, **COLUMNS)  # the saved state has no order of a table
     assert "may repeat or miss rows" in caplog.text
     caplog.clear()
