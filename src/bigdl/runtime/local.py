@@ -256,7 +256,9 @@ class LocalJob(CalledJob):
             answers = [threads.submit(worker.result) for worker in workers]
             kills = [worker.kill for worker in workers]
 
-            def replace(lost: int, rank: int, group: int) -> tuple[Future, Callable[[], None]]:
+            def replace(
+                lost: int, rank: int, group: int
+            ) -> tuple[Future[tuple[int, str, str]], Callable[[], None]]:
                 slot, task_index = workers[lost].slot, len(workers)
                 worker = _processes.take_spare(rank, slot) or _processes.take(rank, slot)
                 workers.append(worker)

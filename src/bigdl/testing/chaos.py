@@ -142,10 +142,10 @@ class Chaos:
             if started is None:
                 started, due = now, now + self.every
             if due is not None and now >= due and len(report.events) != self.most:
-                event = self._disturb(attempts[-1])
-                if event is not None:
+                disturbed = self._disturb(attempts[-1])
+                if disturbed is not None:
                     first = first or seen[-1]
-                    report.events.append({**event, "at": now, "after_s": now - started})
+                    report.events.append({**disturbed, "at": now, "after_s": now - started})
                     due = now + self.every * self._random.uniform(0.5, 1.5)
             if first is not None:
                 report.steps, report.wall_s = seen[-1][1] - first[1], seen[-1][0] - first[0]

@@ -394,7 +394,7 @@ def run_in_workers(call: FitCall) -> Checkpoint:
         return True
 
     in_place = call.program.settings.recovery == "in_place"
-    replacing = {"on_loss": on_loss} if in_place else {}
+    replacing: dict[str, Any] = {"on_loss": on_loss} if in_place else {}
     with call.engine.open(call.program, call.feed) as opened:
         while True:
             options, state = {}, None

@@ -239,10 +239,11 @@ class TorchDistributedSync(GradientSync):
         return out
 
 
-def _set_timeout(group: torch.distributed.ProcessGroup, timeout: timedelta) -> None:
+def _set_timeout(group: torch.distributed.ProcessGroup | None, timeout: timedelta) -> None:
     """Set the timeout of the following collectives of a gloo group."""
     import torch
 
+    assert group is not None, "the process group was not initialized"
     group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
 
 
