@@ -66,6 +66,15 @@ TF = [
     'tf2onnx>=1.17; python_version < "3.14"',
     "numpy>=2.0,<3",
 ]
+LLM = [
+    *ORCA,
+    *NANO,
+    "openvino-genai>=2026.4,<2027",
+    "openvino-tokenizers>=2026.4,<2027",
+    "safetensors>=0.5",
+    "tokenizers>=0.22",
+    "transformers>=5.20,<6",
+]
 FRIESIAN = [*ORCA, "xxhash>=3.5"]
 SERVING = [
     *FRIESIAN,
@@ -101,6 +110,7 @@ EXTRAS = {
     "mlflow": MLFLOW,
     "tf": TF,
     "jax": JAX,
+    "llm": LLM,
     "friesian": FRIESIAN,
     "serving": SERVING,
     "serving-ray": [*SERVING, "ray[serve]>=2.59,<3"],
@@ -121,6 +131,7 @@ EXTRAS = {
             *MLFLOW,
             *TF,
             *JAX,
+            *LLM,
             *FRIESIAN,
             *SERVING,
         }

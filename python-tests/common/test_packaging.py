@@ -121,6 +121,7 @@ def test_metadata_is_lean_and_names_the_extras(metadata):
         "mlflow",
         "tf",
         "jax",
+        "llm",
         "friesian",
         "serving",
         "serving-ray",

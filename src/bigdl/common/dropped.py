@@ -78,7 +78,7 @@ DROPPED = {
         "bigdl.orca.learn.pytorch, or Trainer of bigdl.nano.pytorch",
     ),
     "bigdl.serving": ("it ran on Flink", "bigdl.nano.serving, or bigdl.friesian.serving"),
-    "bigdl.llm": ("it is now ipex-llm", "InferenceOptimizer of bigdl.nano.pytorch"),
+    "bigdl.llm.transformers": ("it is now ipex-llm", "TextModel of bigdl.llm"),
     "bigdl.ppml": (
         "it needed enclaves of SGX and a service of keys",
         "encrypted connections of bigdl.orca (spark.network.crypto.enabled)",

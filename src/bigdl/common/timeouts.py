@@ -131,6 +131,12 @@ CLOSE_S = 5.0  # added to the time of running requests before the process is end
 WORKER_END_S = 10.0  # added to the grace period before a serving worker is killed
 REQUESTS_END_S = 30.0  # running requests may take this long at shutdown
 
+# -- engines of language models -------------------------------------------------------------------
+
+ENGINE_LOOK_S = 0.05  # interval at which an engine's clients, and its start, are polled
+ENGINE_IDLE_S = 2.0  # an engine ends this long after its last client has disconnected
+ENGINE_START_S = 300.0  # limit for an engine to load its model, and for its first client
+
 # -- ages of kept files ---------------------------------------------------------------------------
 
 OLD_ARCHIVE_S = 24 * 3600.0  # archives of changed environments are removed at this age
@@ -170,6 +176,8 @@ ORDERS: tuple[tuple[float, ...], ...] = (
     (BROKER_PAUSE_S, BROKER_CALL_S, SINK_CALL_S, BROKER_S),
     # Several heartbeats are missed before a worker is replaced.
     (SERVING_HEARTBEAT_S, SILENCE_S),
+    # An engine is polled several times before it ends or its start is given up.
+    (ENGINE_LOOK_S, ENGINE_IDLE_S, ENGINE_START_S),
     # A connection outlives its slowest request.
     (LATE_S, HEAD_S, LOST_S, IDLE_S),
     # Ports are closed before the process ends, and the process before it is killed.

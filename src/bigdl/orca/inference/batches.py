@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 else:
     pa = LazyModule("pyarrow", "orca")
 
-BatchFunction = Callable[[dict[str, Any], dict[str, InferenceModel]], Mapping[str, Any]]
+BatchResult = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+BatchFunction = Callable[[dict[str, Any], dict[str, InferenceModel]], BatchResult]
 
 
 @hide_frames
@@ -65,7 +66,9 @@ def map_batches(
         axis is the rows. Arrays of equal length become further dimensions, timestamps become
         datetime64 in UTC, and strings, bytes and other values become an object array. `models` is
         the dict of loaded models. The function returns a dict of the columns in `returns`, each an
-        ndarray or sequence with one entry per row.
+        ndarray or sequence with one entry per row. It may also return a function without arguments
+        that returns this dict, which is called after the next batch was passed to `function`, so
+        that the work on two batches overlaps.
     returns : str
         Names and types of the result columns, as a Spark DDL schema: ``"box array<int>, score
         float"``.
@@ -286,7 +289,7 @@ class _LoadedProgram:
     models: dict[str, InferenceModel]
     squeezes: bool = False
 
-    def __call__(self, batch: list) -> Mapping[str, Any]:
+    def __call__(self, batch: list) -> BatchResult:
         return self.program.function(batch[0], self.models)
 
 
@@ -371,13 +374,36 @@ def _task(
         with worker_of_task() as worker, ThreadPoolExecutor(threads) as decoders:
             pieces = rows.pieces(batches)
             pending = (rows.start(piece, worker.program, decoders) for piece in pieces)
-            for each in _lookahead(pending):
-                made = _call_function(worker, each, names, schema)
+            started = (_start_call(worker, each) for each in _lookahead(pending))
+            for each, rows_of_it, result in _deferred(started):
+                made = _finish_call(result, each, rows_of_it, names, schema)
                 kept = [each.batch.column(i) for i in rows.kept]
                 aliases = [f"c{i}" for i in rows.kept] + [f"p{i}" for i in range(len(names))]
                 yield pa.RecordBatch.from_arrays([*kept, *made], aliases)
 
     return task
+
+
+_StartedCall = tuple[_PendingBatch, np.ndarray | None, BatchResult | None]
+"""A batch, the indices of the rows that the function got, and its result."""
+
+
+def _start_call(worker: _LoadedProgram, pending: _PendingBatch) -> _StartedCall:
+    """Call the function on a batch; its result is None if it would get no rows."""
+    columns, rows = pending.columns_and_rows()
+    count = pending.batch.num_rows if rows is None else len(rows)
+    return pending, rows, worker([columns]) if count else None
+
+
+def _deferred(calls: Iterator[_StartedCall]) -> Iterator[_StartedCall]:
+    """Yield calls in order; a call with a deferred result after the next call has started."""
+    waiting: list[_StartedCall] = []
+    for call in calls:
+        yield from waiting
+        waiting = [call] if callable(call[2]) else []
+        if not waiting:
+            yield call
+    yield from waiting
 
 
 def _lookahead(values: Iterator) -> Iterator:
@@ -389,15 +415,18 @@ def _lookahead(values: Iterator) -> Iterator:
         yield value
 
 
-def _call_function(
-    worker: _LoadedProgram, pending: _PendingBatch, names: list[str], schema: pa.Schema
+def _finish_call(
+    result: BatchResult | None,
+    pending: _PendingBatch,
+    rows: np.ndarray | None,
+    names: list[str],
+    schema: pa.Schema,
 ) -> list:
-    """Call the function on a batch and return its result columns as Arrow arrays."""
-    columns, rows = pending.columns_and_rows()
+    """Return the result columns of a call as Arrow arrays."""
     count = pending.batch.num_rows if rows is None else len(rows)
     if not count:
         return [pa.nulls(pending.batch.num_rows, each.type) for each in schema]
-    made = worker([columns])
+    made = result() if callable(result) else result
     if not isinstance(made, Mapping) or set(made) != set(names):
         has = sorted(made) if isinstance(made, Mapping) else type(made).__name__
         raise UsageError(

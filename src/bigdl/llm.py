@@ -1,5 +1,0 @@
-"""Dropped package of BigDL 2.x for large language models; importing it raises an error."""
-
-from bigdl.common.dropped import refuse
-
-refuse(__name__)

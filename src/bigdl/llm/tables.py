@@ -1,0 +1,239 @@
+"""Functions of text columns, applied to every type of table: rows, their order and columns stay."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from bigdl.common.errors import LazyModule, UsageError, type_name
+from bigdl.llm.engine import ModelReference
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+else:
+    pa = LazyModule("pyarrow", "llm")
+    pd = LazyModule("pandas", "llm")
+
+Columns = Mapping[str, Sequence[Any]]
+Pending = Callable[[], Mapping[str, Any]]
+
+_TEXT_TYPES = ("string", "varchar", "char")
+
+
+class RowFunction(Protocol):
+    """A picklable function that adds columns to rows.
+
+    Attributes
+    ----------
+    inputs : list of str
+        Columns that it reads.
+    outputs : dict of str to str
+        Names and Spark types of the columns that it adds.
+    window : int
+        Rows that one call should get.
+    model : ModelReference
+    """
+
+    inputs: list[str]
+    outputs: dict[str, str]
+    window: int
+    model: ModelReference
+
+    def start(self, columns: Columns) -> Pending:
+        """Start the computation of rows; return a function that waits for the added columns.
+
+        Strings may be given as bytes in UTF-8, which may be invalid.
+        """
+
+
+def apply(data: Any, function: RowFunction) -> Any:
+    """Add the columns of a function to a table, and return a table of the same type.
+
+    Parameters
+    ----------
+    data : pandas.DataFrame, pyarrow.Table, pyarrow.RecordBatch, pyspark.sql.DataFrame, XShards \
+or ray.data.Dataset
+    function : RowFunction
+
+    Raises
+    ------
+    UsageError
+        If the type is not supported, a column is missing, or an output column exists.
+    """
+    modules = {each.__module__.partition(".")[0] for each in type(data).__mro__}
+    if "pandas" in modules and hasattr(data, "columns"):
+        return _apply_to_pandas(data, function)
+    if "pyarrow" in modules and hasattr(data, "column_names" if hasattr(data, "schema") else ""):
+        return _apply_to_arrow(data, function)
+    if "pyspark" in modules and hasattr(data, "sparkSession"):
+        return _apply_to_spark(data, function)
+    if hasattr(data, "transform_shard"):
+        from bigdl.orca.cluster.connect import active_spark
+
+        in_ray = type(data).__module__.endswith(".ray")
+        threads = _ray_cores() if in_ray else active_spark().cores_per_node
+        return data.transform_shard(_ShardFunction(shared(function, threads)))
+    if "ray" in modules and hasattr(data, "map_batches"):
+        _check_names(data.columns(), function)
+        return data.map_batches(
+            _ShardFunction(shared(function, _ray_cores())),
+            batch_format="pyarrow",
+            batch_size=function.window,
+        )
+    raise UsageError(
+        "A table is a Spark DataFrame, a pandas DataFrame, an Arrow table, XShards or a Ray "
+        f"Dataset, got {type_name(data)}",
+        code="data-type",
+        argument="data",
+    )
+
+
+def shared(function: RowFunction, threads: int) -> RowFunction:
+    """Return the function with a model in one engine for all tasks of an executor."""
+    function = copy.copy(function)
+    function.model = dataclasses.replace(function.model, threads=threads)
+    return function
+
+
+def _ray_cores() -> int:
+    """Return the number of cores of the smallest node of Ray."""
+    import ray
+
+    nodes = (node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
+    return int(min((count for count in nodes if count >= 1), default=1))
+
+
+class _ShardFunction:
+    """Picklable function that applies a row function to an in-memory table."""
+
+    def __init__(self, function: RowFunction):
+        self._function = function
+
+    def __call__(self, shard: Any) -> Any:
+        return apply(shard, self._function)
+
+
+def _check_names(names: Sequence[str], function: RowFunction) -> None:
+    for name in function.inputs:
+        if name not in names:
+            raise UsageError(
+                f"The table has no column '{name}'; it has {', '.join(map(str, names))}",
+                code="column-missing",
+                column=name,
+            )
+    for name in function.outputs:
+        if name.lower() in [str(each).lower() for each in names]:
+            raise UsageError(
+                f"The table already has a column '{name}'; choose another output=",
+                code="column-duplicate",
+                column=name,
+            )
+
+
+def _windows(function: RowFunction, count: int, columns: Callable[[int, int], Columns]) -> dict:
+    """Return the added columns of `count` rows, computed in windows, of which two overlap."""
+    parts: list[Mapping[str, Any]] = []
+    pending: Pending | None = None
+    for low in range(0, count, function.window):
+        following = function.start(columns(low, min(count, low + function.window)))
+        if pending is not None:
+            parts.append(pending())
+        pending = following
+    if pending is not None:
+        parts.append(pending())
+    return {name: [v for part in parts for v in part[name]] for name in function.outputs}
+
+
+def _apply_to_pandas(frame: pd.DataFrame, function: RowFunction) -> pd.DataFrame:
+    _check_names(list(frame.columns), function)
+    values = {name: frame[name] for name in function.inputs}
+
+    def columns(low: int, high: int) -> Columns:
+        parts = {name: column.iloc[low:high] for name, column in values.items()}
+        return {name: _objects(part) for name, part in parts.items()}
+
+    added = _windows(function, len(frame), columns)
+    result = frame.copy(deep=False)
+    for name, cells in added.items():
+        numbers = function.outputs[name] == "double"
+        result[name] = pd.Series(cells, frame.index, "float64" if numbers else object)
+    return result
+
+
+def _objects(column: pd.Series) -> list:
+    return [
+        None if is_null else value for value, is_null in zip(column, column.isna(), strict=True)
+    ]
+
+
+def _apply_to_arrow(table: Any, function: RowFunction) -> Any:
+    _check_names(table.schema.names, function)
+
+    def columns(low: int, high: int) -> Columns:
+        rows = table.slice(low, high - low)
+        return {name: arrow_values(rows.column(name)) for name in function.inputs}
+
+    added = _windows(function, table.num_rows, columns)
+    for name, cells in added.items():
+        table = table.append_column(name, pa.array(cells, _arrow_type(function.outputs[name])))
+    return table
+
+
+def _arrow_type(name: str) -> pa.DataType:
+    return {
+        "string": pa.string(),
+        "double": pa.float64(),
+        "array<float>": pa.list_(pa.float32()),
+    }[name]
+
+
+def arrow_values(column: Any) -> list:
+    """Return the values of an Arrow column; those of strings that are not UTF-8 as bytes."""
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        wide = pa.types.is_large_string(column.type)
+        return column.cast(pa.large_binary() if wide else pa.binary()).to_pylist()
+
+
+def _apply_to_spark(frame: Any, function: RowFunction) -> Any:
+    from bigdl.orca.cluster.connect import active_spark
+    from bigdl.orca.inference import map_batches
+
+    names = list(frame.columns)
+    _check_names(names, function)
+    function = shared(function, active_spark().cores_per_node)
+    kept, columns = list(names), {}
+    types = {field.name: field.dataType.typeName() for field in frame.schema.fields}
+    for index, name in enumerate(function.inputs):
+        columns[name] = name
+        if types[name] in _TEXT_TYPES:  # as bytes, of which some may not be UTF-8
+            columns[name] = f"bigdl text {index}"
+            frame = frame.withColumn(
+                columns[name], frame["`" + name.replace("`", "``") + "`"].cast("binary")
+            )
+    return map_batches(
+        frame,
+        _BatchFunction(function, columns),
+        ", ".join(f"`{name}` {type_}" for name, type_ in function.outputs.items()),
+        columns=list(dict.fromkeys(columns.values())),
+        keep=kept,
+        batch_size=function.window,
+    )
+
+
+class _BatchFunction:
+    """Row function as a function of :func:`bigdl.orca.inference.map_batches`."""
+
+    def __init__(self, function: RowFunction, columns: dict[str, str]):
+        self._function, self._columns = function, columns
+
+    def __call__(self, batch: dict[str, np.ndarray], models: object) -> Pending:
+        return self._function.start(
+            {name: batch[column].tolist() for name, column in self._columns.items()}
+        )
