@@ -23,6 +23,7 @@ from bigdl.llm.facts import CLASSIFY, EMBED, GENERATE, NETWORK
 if TYPE_CHECKING:
     import openvino as ov
     import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 else:
     ov = LazyModule("openvino", "llm")
 
@@ -143,7 +144,9 @@ def convert_encoder(
     return facts
 
 
-def _encoder_facts(folder: Path, model: Any, tokenizer: Any) -> dict[str, Any]:
+def _encoder_facts(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> dict[str, Any]:
     sentence = read_json(folder / "sentence_bert_config.json")
     limits = [
         sentence.get("max_seq_length"),
@@ -232,7 +235,7 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
     return list(content)
 
 
-def _text_module(model: Any, steps: list[dict[str, Any]]) -> torch.nn.Module:
+def _text_module(model: PreTrainedModel, steps: list[dict[str, Any]]) -> torch.nn.Module:
     """Return a module that maps token arrays to one vector, or the logits, of each text."""
     import torch
 
@@ -424,10 +427,7 @@ def _group_size(network: ov.Model) -> int:
 def link_gguf(file: Path, target: Path) -> dict[str, Any]:
     """Put a GGUF file into a folder, and return its facts."""
     name = "model.gguf"
-    try:
-        os.link(file, target / name)
-    except OSError:  # another file system
-        shutil.copyfile(file, target / name)
+    shutil.copyfile(file, target / name)
     with as_usage_error(f"{str(file)!r} is not a GGUF file", code="file-damaged", path=str(file)):
         return {"max_length": _context_length(file), "file": name}
 

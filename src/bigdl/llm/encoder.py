@@ -100,7 +100,7 @@ def length_sorted(lengths: Sequence[int]) -> Iterator[list[int]]:
         start += count
 
 
-class Encoder:
+class TextEncoder:
     """A compiled encoder or classifier.
 
     Parameters

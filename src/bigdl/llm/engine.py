@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ from bigdl.common.platform.network import (
     local_listener,
     short_folder,
 )
+from bigdl.common.platform.processes import parent_id
 from bigdl.common.private_folders import SharedFolder, private_root
 from bigdl.common.timeouts import ENGINE_IDLE_S, ENGINE_LOOK_S, ENGINE_START_S
 from bigdl.llm.facts import GENERATE
@@ -70,9 +71,9 @@ def load_runner(path: Path, facts: dict[str, Any], threads: int) -> Runner:
         from bigdl.llm.generator import Generator
 
         return Generator(path, facts, threads)
-    from bigdl.llm.encoder import Encoder
+    from bigdl.llm.encoder import TextEncoder
 
-    return Encoder(path, facts, threads)
+    return TextEncoder(path, facts, threads)
 
 
 def start_rows(
@@ -110,12 +111,12 @@ class ModelReference:
     facts: dict[str, Any]
     threads: int = 0
 
-    def engine(self) -> LocalEngine | SharedEngine:
+    def engine(self) -> LoadedEngine | SharedEngine:
         """Return the engine, which is created at the first call of this process."""
         key = os.getpid(), str(self.facts["digest"]), self.threads
         with _engines_lock:
             if key not in _engines:
-                make = SharedEngine if self.threads else LocalEngine
+                make = SharedEngine if self.threads else LoadedEngine
                 _engines[key] = make(self)
             return _engines[key]
 
@@ -151,7 +152,7 @@ class _Rows:
         return self.values, self.errors
 
 
-class LocalEngine:
+class LoadedEngine:
     """A model loaded in this process."""
 
     def __init__(self, reference: ModelReference):
@@ -161,8 +162,10 @@ class LocalEngine:
         """Start rows; return a function that waits for their values and errors."""
         rows, done = _Rows(items, options), threading.Event()
 
-        def deliver(*parts: Any) -> None:
-            rows.store(*parts)
+        def deliver(
+            done_rows: Sequence[int], values: Sequence[Any], errors: Sequence[str | None]
+        ) -> None:
+            rows.store(done_rows, values, errors)
             if not rows.missing:
                 done.set()
 
@@ -192,7 +195,7 @@ class SharedEngine:
 
     def __init__(self, reference: ModelReference, private: bool = False):
         self._reference, self._private = reference, private
-        self._token = secrets.token_hex(8) if private else str(os.getppid())
+        self._token = secrets.token_hex(8) if private else str(parent_id())
         self._lock = threading.RLock()
         self._connection: Connection | None = None
         self._folder: SharedFolder | None = None
@@ -433,7 +436,7 @@ class _Server:
                 if not self._clients and time.monotonic() - self._last > ENGINE_IDLE_S:
                     return
 
-    def accept(self, listener: Any) -> None:
+    def accept(self, listener: Listener) -> None:
         """Accept connections until the process ends."""
         while True:
             try:

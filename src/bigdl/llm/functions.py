@@ -7,7 +7,7 @@ import json
 import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError, type_name
 from bigdl.llm.engine import ModelReference
 from bigdl.llm.facts import CLASSIFY, EMBED, GENERATE
+from bigdl.llm.generator import Completion
 from bigdl.llm.journal import Journal, key_of, prefix_of
 from bigdl.llm.model import TextModel
 from bigdl.llm.tables import Columns, Pending, apply
@@ -25,6 +26,11 @@ _PROMPTS_OF_WINDOW = 256
 _SPECIAL = re.compile(r"[\\.^$|?*+()\[\]{}]")  # characters with a meaning in the engine's grammar
 _FIELD = re.compile(r"[^{}\[\].!:]+")
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+T = TypeVar("T")
+
 Cell = tuple[Any, str | None]
 """A value and an error; both are None for a row with a null."""
 
@@ -33,7 +39,7 @@ Cell = tuple[Any, str | None]
 
 
 def embed(
-    data: Any,
+    data: T,
     column: str,
     *,
     model: TextModel,
@@ -41,7 +47,7 @@ def embed(
     truncate: bool = True,
     on_error: str = "null",
     journal: str | None = None,
-) -> Any:
+) -> T:
     """Add a column with the embedding of each text.
 
     Parameters
@@ -86,7 +92,7 @@ def embed(
 
 
 def prompt(
-    data: Any,
+    data: T,
     template: str,
     *,
     model: TextModel,
@@ -102,7 +108,7 @@ def prompt(
     chat: bool = True,
     on_error: str = "null",
     journal: str | None = None,
-) -> Any:
+) -> T:
     """Add a column with a model's answer to a prompt for each row.
 
     Parameters
@@ -191,7 +197,7 @@ def prompt(
 
 
 def classify(
-    data: Any,
+    data: T,
     column: str,
     labels: Sequence[str] | None = None,
     *,
@@ -199,7 +205,7 @@ def classify(
     output: str = "label",
     on_error: str = "null",
     journal: str | None = None,
-) -> Any:
+) -> T:
     """Add a column with the label of each text.
 
     A classifier (task ``"classify"``) has its labels. An embedding model selects the label whose
@@ -279,7 +285,7 @@ def classify(
 
 
 def rank(
-    data: Any,
+    data: T,
     query: str,
     column: str,
     *,
@@ -287,7 +293,7 @@ def rank(
     output: str = "score",
     on_error: str = "null",
     journal: str | None = None,
-) -> Any:
+) -> T:
     """Add a column with the relevance of each text for the query of its row.
 
     Parameters
@@ -388,7 +394,7 @@ def parse_template(template: str) -> tuple[list[str], list[tuple[str, str | None
     return names, parts
 
 
-def json_schema(schema: Any) -> str:
+def json_schema(schema: object) -> str:
     """Return a JSON schema as text."""
     if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
@@ -413,7 +419,7 @@ def _alternatives(choices: Sequence[str]) -> str:
     return "(" + "|".join(_SPECIAL.sub(r"\\\g<0>", each) for each in choices) + ")"
 
 
-def _applied(data: Any, function: _TextFunction, on_error: str, journal: str | None) -> Any:
+def _applied(data: T, function: _TextFunction, on_error: str, journal: str | None) -> T:
     check_choice("on_error", on_error, ("null", "raise"))
     if on_error == "null":
         function.outputs = {**function.outputs, f"{function.output}_error": "string"}
@@ -468,7 +474,7 @@ class _TextFunction:
         """Return the added columns for the engine's values, of which some are None."""
         return {self.output: values}
 
-    def check(self, value: Any) -> Cell:
+    def check(self, value: object) -> Cell:
         """Return what is kept of an engine's value, and an error if it cannot be used."""
         return value, None
 
@@ -517,7 +523,7 @@ class _TextFunction:
         wait = self.model.engine().submit(items, self.options)
         return lambda: list(zip(*wait(), strict=True))
 
-    def _key(self, item: Any) -> Any:
+    def _key(self, item: object) -> object:
         return item if self.journal is None or item is None else key_of(self._prefix(), item)
 
     def _prefix(self) -> bytes:
@@ -580,8 +586,8 @@ class _Prompter(_TextFunction):
         ]
         return decoded("".join(parts))
 
-    def check(self, value: Any) -> Cell:
-        text = value.text
+    def check(self, value: object) -> Cell:
+        text = cast(Completion, value).text
         if self.options["regex"] is not None and not re.fullmatch(self.options["regex"], text):
             return None, f"the answer {text[:100]!r} is not one of the choices"
         if self.options["json_schema"] is not None:
@@ -671,7 +677,7 @@ class _SimilarityScorer(_PairScorer):
         return {self.output: [None if v is None else float(v[0]) for v in values]}
 
 
-def _unit(vectors: Any) -> np.ndarray:
+def _unit(vectors: ArrayLike) -> np.ndarray:
     """Return vectors divided by their lengths."""
     vectors = np.asarray(vectors, np.float64)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

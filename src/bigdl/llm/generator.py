@@ -25,7 +25,7 @@ _ACTIVE = 64  # requests that share a step
 
 
 @dataclass(eq=False)
-class _Request:
+class _PromptRequest:
     """A prompt that waits or runs."""
 
     row: int
@@ -71,9 +71,9 @@ class Generator:
         self._pipeline = self._load()
         self._tokenizer = self._pipeline.get_tokenizer()
         self._changed = threading.Condition()
-        self._queue: deque[_Request] = deque()
-        self._active: dict[int, _Request] = {}
-        self._suspects: deque[_Request] = deque()
+        self._queue: deque[_PromptRequest] = deque()
+        self._active: dict[int, _PromptRequest] = {}
+        self._suspects: deque[_PromptRequest] = deque()
         self._number = 0
         threading.Thread(target=self._loop, name="bigdl-generator", daemon=True).start()
 
@@ -123,7 +123,7 @@ class Generator:
 
     def _request(
         self, row: int, text: str, options: Mapping[str, Any], deliver: Callable[..., None]
-    ) -> _Request:
+    ) -> _PromptRequest:
         chat = options.get("chat", True) and bool(self._tokenizer.chat_template)
         if chat:
             text = self._tokenizer.apply_chat_template(_messages(text, options), True)
@@ -136,7 +136,7 @@ class Generator:
                 f"the prompt has {count} tokens and max_new_tokens is {new}, together more than "
                 f"the model's {self._limit}"
             )
-        return _Request(row, tokens, _config(options, text), deliver)
+        return _PromptRequest(row, tokens, _config(options, text), deliver)
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Generator:
         while self._queue and len(self._active) < _ACTIVE:
             self._add(self._queue.popleft())
 
-    def _add(self, request: _Request) -> None:
+    def _add(self, request: _PromptRequest) -> None:
         self._number += 1
         try:
             request.handle = self._pipeline.add_request(
@@ -186,7 +186,7 @@ class Generator:
             rows, values, errors = zip(*parts, strict=True)
             deliver(list(rows), list(values), list(errors))
 
-    def _completion(self, request: _Request) -> tuple[Completion | None, str | None]:
+    def _completion(self, request: _PromptRequest) -> tuple[Completion | None, str | None]:
         status = request.handle.get_status()
         if status != og.GenerationStatus.FINISHED:
             return None, f"the generation ended with status {status.name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,17 +15,19 @@ from bigdl.llm.engine import ModelReference
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 else:
     pa = LazyModule("pyarrow", "llm")
     pd = LazyModule("pandas", "llm")
 
+T = TypeVar("T")
 Columns = Mapping[str, Sequence[Any]]
 Pending = Callable[[], Mapping[str, Any]]
 
 _TEXT_TYPES = ("string", "varchar", "char")
 
 
-class RowFunction(Protocol):
+class ColumnFunction(Protocol):
     """A picklable function that adds columns to rows.
 
     Attributes
@@ -51,36 +53,37 @@ class RowFunction(Protocol):
         """
 
 
-def apply(data: Any, function: RowFunction) -> Any:
+def apply(data: T, function: ColumnFunction) -> T:
     """Add the columns of a function to a table, and return a table of the same type.
 
     Parameters
     ----------
     data : pandas.DataFrame, pyarrow.Table, pyarrow.RecordBatch, pyspark.sql.DataFrame, XShards \
 or ray.data.Dataset
-    function : RowFunction
+    function : ColumnFunction
 
     Raises
     ------
     UsageError
         If the type is not supported, a column is missing, or an output column exists.
     """
-    modules = {each.__module__.partition(".")[0] for each in type(data).__mro__}
-    if "pandas" in modules and hasattr(data, "columns"):
-        return _apply_to_pandas(data, function)
-    if "pyarrow" in modules and hasattr(data, "column_names" if hasattr(data, "schema") else ""):
-        return _apply_to_arrow(data, function)
-    if "pyspark" in modules and hasattr(data, "sparkSession"):
-        return _apply_to_spark(data, function)
-    if hasattr(data, "transform_shard"):
+    source: Any = data
+    modules = {each.__module__.partition(".")[0] for each in type(source).__mro__}
+    if "pandas" in modules and hasattr(source, "columns"):
+        return _apply_to_pandas(source, function)
+    if "pyarrow" in modules and hasattr(source, "append_column"):
+        return _apply_to_arrow(source, function)
+    if "pyspark" in modules and hasattr(source, "sparkSession"):
+        return _apply_to_spark(source, function)
+    if hasattr(source, "transform_shard"):
         from bigdl.orca.cluster.connect import active_spark
 
-        in_ray = type(data).__module__.endswith(".ray")
+        in_ray = type(source).__module__.endswith(".ray")
         threads = _ray_cores() if in_ray else active_spark().cores_per_node
-        return data.transform_shard(_ShardFunction(shared(function, threads)))
-    if "ray" in modules and hasattr(data, "map_batches"):
-        _check_names(data.columns(), function)
-        return data.map_batches(
+        return source.transform_shard(_ShardFunction(shared(function, threads)))
+    if "ray" in modules and hasattr(source, "map_batches"):
+        _check_names(source.columns(), function)
+        return source.map_batches(
             _ShardFunction(shared(function, _ray_cores())),
             batch_format="pyarrow",
             batch_size=function.window,
@@ -93,7 +96,7 @@ or ray.data.Dataset
     )
 
 
-def shared(function: RowFunction, threads: int) -> RowFunction:
+def shared(function: ColumnFunction, threads: int) -> ColumnFunction:
     """Return the function with a model in one engine for all tasks of an executor."""
     function = copy.copy(function)
     function.model = dataclasses.replace(function.model, threads=threads)
@@ -111,14 +114,14 @@ def _ray_cores() -> int:
 class _ShardFunction:
     """Picklable function that applies a row function to an in-memory table."""
 
-    def __init__(self, function: RowFunction):
+    def __init__(self, function: ColumnFunction):
         self._function = function
 
-    def __call__(self, shard: Any) -> Any:
+    def __call__(self, shard: T) -> T:
         return apply(shard, self._function)
 
 
-def _check_names(names: Sequence[str], function: RowFunction) -> None:
+def _check_names(names: Sequence[str], function: ColumnFunction) -> None:
     for name in function.inputs:
         if name not in names:
             raise UsageError(
@@ -135,7 +138,7 @@ def _check_names(names: Sequence[str], function: RowFunction) -> None:
             )
 
 
-def _windows(function: RowFunction, count: int, columns: Callable[[int, int], Columns]) -> dict:
+def _windows(function: ColumnFunction, count: int, columns: Callable[[int, int], Columns]) -> dict:
     """Return the added columns of `count` rows, computed in windows, of which two overlap."""
     parts: list[Mapping[str, Any]] = []
     pending: Pending | None = None
@@ -149,7 +152,7 @@ def _windows(function: RowFunction, count: int, columns: Callable[[int, int], Co
     return {name: [v for part in parts for v in part[name]] for name in function.outputs}
 
 
-def _apply_to_pandas(frame: pd.DataFrame, function: RowFunction) -> pd.DataFrame:
+def _apply_to_pandas(frame: pd.DataFrame, function: ColumnFunction) -> pd.DataFrame:
     _check_names(list(frame.columns), function)
     values = {name: frame[name] for name in function.inputs}
 
@@ -171,7 +174,7 @@ def _objects(column: pd.Series) -> list:
     ]
 
 
-def _apply_to_arrow(table: Any, function: RowFunction) -> Any:
+def _apply_to_arrow(table: pa.Table, function: ColumnFunction) -> pa.Table:
     _check_names(table.schema.names, function)
 
     def columns(low: int, high: int) -> Columns:
@@ -192,7 +195,7 @@ def _arrow_type(name: str) -> pa.DataType:
     }[name]
 
 
-def arrow_values(column: Any) -> list:
+def arrow_values(column: pa.Array | pa.ChunkedArray) -> list:
     """Return the values of an Arrow column; those of strings that are not UTF-8 as bytes."""
     try:
         return column.to_pylist()
@@ -201,7 +204,7 @@ def arrow_values(column: Any) -> list:
         return column.cast(pa.large_binary() if wide else pa.binary()).to_pylist()
 
 
-def _apply_to_spark(frame: Any, function: RowFunction) -> Any:
+def _apply_to_spark(frame: DataFrame, function: ColumnFunction) -> DataFrame:
     from bigdl.orca.cluster.connect import active_spark
     from bigdl.orca.inference import map_batches
 
@@ -230,7 +233,7 @@ def _apply_to_spark(frame: Any, function: RowFunction) -> Any:
 class _BatchFunction:
     """Row function as a function of :func:`bigdl.orca.inference.map_batches`."""
 
-    def __init__(self, function: RowFunction, columns: dict[str, str]):
+    def __init__(self, function: ColumnFunction, columns: dict[str, str]):
         self._function, self._columns = function, columns
 
     def __call__(self, batch: dict[str, np.ndarray], models: object) -> Pending:

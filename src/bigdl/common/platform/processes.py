@@ -113,6 +113,11 @@ def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def parent_id() -> int:
+    """Return the id of this process's parent, which tasks of a Spark executor have in common."""
+    return os.getppid()
+
+
 # Workers ------------------------------------------------------------------------------------------
 
 
