@@ -134,6 +134,30 @@ def test_a_killed_engine_repeats_unfinished_rows_only(model):
     engine.close()
 
 
+@pytest.mark.slow
+def test_a_text_that_ends_the_engine_is_alone_in_its_error(model, tmp_path, monkeypatch):
+    import dataclasses
+
+    from bigdl.llm.engine import SharedEngine
+
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "from bigdl.llm.encoder import TextEncoder\n"
+        "run = TextEncoder.run\n"
+        "def guarded(self, texts, **options):\n"
+        "    if any('bad' in text for text in texts):\n"
+        "        os._exit(9)\n"
+        "    return run(self, texts, **options)\n"
+        "TextEncoder.run = guarded\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    engine = SharedEngine(dataclasses.replace(model.reference(), threads=1), private=True)
+    values, errors = engine.submit(SENTENCES, {"truncate": True})()
+    engine.close()
+    assert errors == [None, None, None, "the engine ended while it computed this row"]
+    assert [value is None for value in values] == [False, False, False, True]
+
+
 def test_a_saved_model_is_the_same_model(model, tmp_path):
     model.save(tmp_path / "saved")
     again = TextModel(tmp_path / "saved")
@@ -151,7 +175,7 @@ def test_a_journal_answers_without_the_model(model, tmp_path, monkeypatch):
     computed = []
     engine = model.reference().engine()
     submit = engine.submit
-    monkeypatch.setattr(engine, "submit", lambda i, o: computed.extend(i) or submit(i, o))
+    monkeypatch.setattr(engine, "submit", lambda i, *o: computed.extend(i) or submit(i, *o))
     both = embed(frame, "text", model=model, journal=journal)
     assert computed == SENTENCES[2:]
     assert np.array_equal(np.stack(both.embedding[:2]), expected)

@@ -135,6 +135,7 @@ class _Rows:
     errors: list[str | None] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
     deaths: int = 0
+    arrived: Deliver | None = None
 
     def __post_init__(self) -> None:
         self.values, self.errors = [None] * len(self.items), [None] * len(self.items)
@@ -146,6 +147,8 @@ class _Rows:
         """Store delivered rows."""
         for row, value, error in zip(rows, values, errors, strict=True):
             self.values[row], self.errors[row] = value, error
+        if self.arrived is not None:
+            self.arrived(rows, values, errors)
         self.missing.difference_update(rows)
 
     def result(self) -> tuple[list[Any], list[str | None]]:
@@ -158,9 +161,14 @@ class LoadedEngine:
     def __init__(self, reference: ModelReference):
         self._runner = load_runner(Path(reference.path), reference.facts, len(usable_cores()))
 
-    def submit(self, items: list, options: Mapping[str, Any]) -> Callable[[], tuple[list, list]]:
-        """Start rows; return a function that waits for their values and errors."""
-        rows, done = _Rows(items, options), threading.Event()
+    def submit(
+        self, items: list, options: Mapping[str, Any], arrived: Deliver | None = None
+    ) -> Callable[[], tuple[list, list]]:
+        """Start rows; return a function that waits for their values and errors.
+
+        Parts of them are passed to `arrived` when they are finished.
+        """
+        rows, done = _Rows(items, options, arrived=arrived), threading.Event()
 
         def deliver(
             done_rows: Sequence[int], values: Sequence[Any], errors: Sequence[str | None]
@@ -208,9 +216,14 @@ class SharedEngine:
         """Id of the engine's process, if this process has started it."""
         return None if self._process is None else self._process.pid
 
-    def submit(self, items: list, options: Mapping[str, Any]) -> Callable[[], tuple[list, list]]:
-        """Start rows; return a function that waits for their values and errors."""
-        rows = _Rows(items, options)
+    def submit(
+        self, items: list, options: Mapping[str, Any], arrived: Deliver | None = None
+    ) -> Callable[[], tuple[list, list]]:
+        """Start rows; return a function that waits for their values and errors.
+
+        Parts of them are passed to `arrived` when they are finished.
+        """
+        rows = _Rows(items, options, arrived=arrived)
         with self._lock:
             self._number += 1
             number = self._number

@@ -13,7 +13,7 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError, type_name
-from bigdl.llm.engine import ModelReference
+from bigdl.llm.engine import Deliver, ModelReference
 from bigdl.llm.facts import CLASSIFY, EMBED, GENERATE
 from bigdl.llm.generator import Completion
 from bigdl.llm.journal import Journal, key_of, prefix_of
@@ -501,26 +501,30 @@ class _TextFunction:
 
     def _computed(self, keys: list[Any], items: list[Any]) -> Callable[[], list[Cell]]:
         """Start items; return a function that waits for their cells and stores them."""
-        wait = self.compute(items)
+        journal, stored = self._journal, set()
+
+        def store(rows: Sequence[int], values: Sequence[Any], errors: Sequence[str | None]) -> None:
+            if journal is not None:
+                # Without errors of the engine: another run may have none.
+                triples = zip(rows, values, errors, strict=True)
+                fine = [(row, value) for row, value, error in triples if error is None]
+                journal.add([(keys[row], *self.check(v)) for row, v in fine if row not in stored])
+                stored.update(row for row, _ in fine)
+
+        wait = self.compute(items, store)
 
         def finish() -> list[Cell]:
             raw = wait()
-            cells = [(None, error) if error else self.check(value) for value, error in raw]
-            if self._journal is not None and keys:
-                # Without errors of the engine: another run may have none.
-                kept = [
-                    (key, *cell)
-                    for key, cell, (_, error) in zip(keys, cells, raw, strict=True)
-                    if error is None
-                ]
-                self._journal.add(kept)
-            return cells
+            if journal is not None and raw:
+                store(range(len(raw)), *zip(*raw, strict=True))
+                journal.flush()
+            return [(None, error) if error else self.check(value) for value, error in raw]
 
         return finish
 
-    def compute(self, items: list[Any]) -> Callable[[], list[Cell]]:
+    def compute(self, items: list[Any], arrived: Deliver | None = None) -> Callable[[], list[Cell]]:
         """Start items in the engine; return a function that waits for their values and errors."""
-        wait = self.model.engine().submit(items, self.options)
+        wait = self.model.engine().submit(items, self.options, arrived)
         return lambda: list(zip(*wait(), strict=True))
 
     def _key(self, item: object) -> object:
@@ -657,7 +661,7 @@ class _PairScorer(_TextFunction):
 class _SimilarityScorer(_PairScorer):
     """Row function of :func:`rank` with an embedding model: each text is embedded once."""
 
-    def compute(self, items: list[Any]) -> Callable[[], list[Cell]]:
+    def compute(self, items: list[Any], arrived: Deliver | None = None) -> Callable[[], list[Cell]]:
         texts = list(dict.fromkeys(text for pair in items for text in pair))
         wait = super().compute(texts)
 

@@ -32,6 +32,8 @@ else:
 logger = logging.getLogger("bigdl.llm")
 
 _KEY_BYTES = 16
+# A killed task loses the answers of at most this time, in seconds and as a share of its time.
+_FIRST_S, _LOSS = 1.0, 0.02
 
 
 def key_of(prefix: bytes, item: object) -> bytes:
@@ -62,6 +64,8 @@ class Journal:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._read_files: set[str] = set()
+        self._fresh: list[tuple[bytes, Any, str | None]] = []
+        self._started = self._written = time.monotonic()
 
     def refresh(self) -> None:
         """Read the files that other tasks have written since the last call."""
@@ -98,12 +102,23 @@ class Journal:
         return self._answers.get(key)
 
     def add(self, answers: Sequence[tuple[bytes, Any, str | None]]) -> None:
-        """Write the keys, values and errors of rows as a new file."""
+        """Add the keys, values and errors of rows; write a file if the last one is old enough."""
         with self._lock:
-            if answers:
-                self._write(answers)
+            self._fresh += answers
+            now = time.monotonic()
+            if now - self._written > max(_FIRST_S, _LOSS * (now - self._started)):
+                self._write()
 
-    def _write(self, answers: Sequence[tuple[bytes, Any, str | None]]) -> None:
+    def flush(self) -> None:
+        """Write all answers."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        answers, self._fresh = self._fresh, []
+        if not answers:
+            return
         keys, values, errors = zip(*answers, strict=True)
         vectors = [None if v is None or isinstance(v, str) else v for v in values]
         table = pa.table(
