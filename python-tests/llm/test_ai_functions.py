@@ -10,7 +10,7 @@ import pytest
 from refusals import refused
 from text_models import minilm, smollm, tiny_encoder
 
-from bigdl.llm import TextModel, classify, embed, prompt, rank
+from bigdl.llm import TextModel, classify, embed, prompt, rank, register
 
 SENTENCES = ["the cat sat", "a dog sat on the mat", "good text", "bad word of the row"]
 
@@ -118,6 +118,17 @@ def test_spark_keeps_rows_and_order_and_equals_pandas(orca_spark, model):
     assert rows.embedding_error.notna().to_numpy().nonzero()[0].tolist() == [7]
     answered = [n for n in range(1000) if n not in (7, 9)]
     assert np.allclose(np.stack(rows.embedding[answered]), expected[answered], atol=1e-5)
+
+
+def test_a_sql_function_gives_value_and_error(orca_spark, model):
+    register("ai_embed", embed, model=model)
+    query = "select ai_embed(if(id = 1, null, concat('a cat ', id))) as e from range(3)"
+    rows = orca_spark.sql(query).select("e.value", "e.error").collect()
+    assert [row.value is None for row in rows] == [False, True, False]
+    expected = embed(pd.DataFrame({"text": ["a cat 2"]}), "text", model=model).embedding[0]
+    assert np.allclose(rows[2].value, expected, atol=1e-5)
+    with refused("argument-value", "print"):
+        register("ai_print", print, model=model)
 
 
 def test_a_killed_engine_repeats_unfinished_rows_only(model):

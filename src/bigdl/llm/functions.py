@@ -18,7 +18,14 @@ from bigdl.llm.facts import CLASSIFY, EMBED, GENERATE
 from bigdl.llm.generator import Completion
 from bigdl.llm.journal import Journal, key_of, prefix_of
 from bigdl.llm.model import TextModel
-from bigdl.llm.tables import Columns, Pending, apply
+from bigdl.llm.tables import (
+    ColumnFunction,
+    Columns,
+    FunctionCapture,
+    Pending,
+    apply,
+    sql_function,
+)
 
 _LONGEST = 1 << 20  # characters of one text
 _TEXTS_OF_WINDOW = 4096  # which are sorted by length
@@ -28,6 +35,7 @@ _FIELD = re.compile(r"[^{}\[\].!:]+")
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+    from pyspark.sql import Column
 
 T = TypeVar("T")
 
@@ -338,6 +346,55 @@ def rank(
         [query, column], {output: "double"}, output, model.reference(), {"truncate": True}
     )
     return _applied(data, function, on_error, journal)
+
+
+def register(
+    name: str, function: Callable[..., Any], *, model: TextModel, **options: object
+) -> Callable[..., Column]:
+    """Register an AI function as a SQL function of the active Spark session.
+
+    Parameters
+    ----------
+    name : str
+        Name in SQL.
+    function : callable
+        :func:`embed`, :func:`prompt`, :func:`classify` or :func:`rank`. The SQL function takes a
+        text, or two for `rank`; that of `prompt` takes the whole prompt.
+    model : TextModel
+    **options
+        Options of the function, such as ``labels=`` or ``max_new_tokens=``.
+
+    Returns
+    -------
+    callable
+        The function for columns. Its value is a struct with the fields ``value`` and ``error``,
+        and ``score`` for `classify`.
+
+    Raises
+    ------
+    UsageError
+        If the function is another one, or an option is invalid.
+
+    Examples
+    --------
+    >>> from bigdl.llm import TextModel, prompt, register
+    >>> model = TextModel("SmolLM2-135M-Instruct")  # doctest: +SKIP
+    >>> register("ai_prompt", prompt, model=model)  # doctest: +SKIP
+    >>> spark.sql("select ai_prompt('Name a city.').value").show()  # doctest: +SKIP
+    """
+    columns = {embed: ["text"], prompt: ["{text}"], classify: ["text"], rank: ["query", "text"]}
+    if function not in columns:
+        raise UsageError(
+            f"function must be embed, prompt, classify or rank of bigdl.llm, got {function!r}",
+            code="argument-value",
+            argument="function",
+        )
+    from bigdl.orca.cluster.connect import active_spark
+
+    capture = FunctionCapture()
+    function(capture, *columns[function], model=model, output="value", **options)
+    made = sql_function(cast(ColumnFunction, capture.function))
+    return active_spark().spark.udf.register(name, made)
 
 
 # -- arguments -------------------------------------------------------------------------------------

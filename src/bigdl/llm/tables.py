@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from bigdl.llm.engine import ModelReference
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 else:
     pa = LazyModule("pyarrow", "llm")
     pd = LazyModule("pandas", "llm")
@@ -68,6 +68,9 @@ or ray.data.Dataset
         If the type is not supported, a column is missing, or an output column exists.
     """
     source: Any = data
+    if isinstance(source, FunctionCapture):
+        source.function = function
+        return data
     modules = {each.__module__.partition(".")[0] for each in type(source).__mro__}
     if "pandas" in modules and hasattr(source, "columns"):
         return _apply_to_pandas(source, function)
@@ -228,6 +231,51 @@ def _apply_to_spark(frame: DataFrame, function: ColumnFunction) -> DataFrame:
         keep=kept,
         batch_size=function.window,
     )
+
+
+# -- SQL functions ---------------------------------------------------------------------------------
+
+
+class FunctionCapture:
+    """A placeholder of a table that keeps the function which is applied to it.
+
+    Attributes
+    ----------
+    function : ColumnFunction or None
+    """
+
+    function: ColumnFunction | None = None
+
+
+def sql_function(function: ColumnFunction) -> Callable[..., Column]:
+    """Return a user-defined function of Spark, whose value is a struct of the added columns.
+
+    The names of the struct's fields are those of the added columns after the last underscore.
+    """
+    from bigdl.orca.cluster.connect import active_spark
+    from bigdl.orca.cluster.versions import arrow_udf
+
+    function = shared(function, active_spark().cores_per_node)
+    fields = {name.rpartition("_")[2]: name for name in function.outputs}
+
+    def call(arguments: Any) -> Pending:
+        arrays = arguments if isinstance(arguments, tuple) else (arguments,)
+        values = [arrow_values(each) for each in arrays]
+        return function.start(dict(zip(function.inputs, values, strict=True)))
+
+    def struct(pending: Pending) -> pa.Array:
+        added = pending()
+        arrays = [
+            pa.array(list(added[name]), _arrow_type(function.outputs[name]))
+            for name in fields.values()
+        ]
+        return pa.StructArray.from_arrays(arrays, list(fields))
+
+    def task(batches: Iterator[Any]) -> Iterator[pa.Array]:
+        return (struct(call(each)) for each in batches)
+
+    types = ", ".join(f"{field}: {function.outputs[name]}" for field, name in fields.items())
+    return arrow_udf(task, f"struct<{types}>", iterates=True)
 
 
 class _BatchFunction:
