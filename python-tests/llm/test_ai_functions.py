@@ -1,5 +1,6 @@
 """AI functions keep rows, order and columns, and name the rows without an answer."""
 
+import contextlib
 import os
 import signal
 
@@ -167,6 +168,45 @@ def test_a_text_that_ends_the_engine_is_alone_in_its_error(model, tmp_path, monk
     engine.close()
     assert errors == [None, None, None, "the engine ended while it computed this row"]
     assert [value is None for value in values] == [False, False, False, True]
+
+
+@pytest.mark.slow
+def test_ten_thousand_rows_with_poison_and_killed_engines(model):
+    import dataclasses
+    import threading
+
+    random = np.random.default_rng(0)
+    texts = pd.Series([f"row {n} " + "word " * (n % 20) for n in range(10_000)], dtype=object)
+    poison = [None, "x" * 1_100_000, b"\xff\xfe", "a \ud800"]
+    poisoned = random.choice(10_000, 100, replace=False)
+    for number, row in enumerate(poisoned):
+        texts[row] = poison[number % 4]
+    engine = dataclasses.replace(model.reference(), threads=2).engine()
+    finished = threading.Event()
+
+    def kill() -> None:
+        for _ in range(5):
+            if finished.wait(1) or engine.process_id is None:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(engine.process_id, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    shared = dataclasses.replace(model.reference(), threads=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "reference", lambda: shared)
+        result = embed(pd.DataFrame({"text": texts}), "text", model=model)
+    finished.set()
+    killer.join()
+    engine.close()
+    assert set(np.flatnonzero(result.embedding.isna())) == set(poisoned)
+    assert result.embedding_error.notna().sum() == 75
+    answered = result.embedding.notna()
+    expected = embed(pd.DataFrame({"text": texts[answered]}), "text", model=model)
+    assert np.allclose(
+        np.stack(result.embedding[answered]), np.stack(expected.embedding), atol=1e-5
+    )
 
 
 def test_a_saved_model_is_the_same_model(model, tmp_path):

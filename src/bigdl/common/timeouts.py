@@ -135,7 +135,7 @@ REQUESTS_END_S = 30.0  # running requests may take this long at shutdown
 
 ENGINE_LOOK_S = 0.05  # interval at which an engine's clients, and its start, are polled
 ENGINE_IDLE_S = 2.0  # an engine ends this long after its last client has disconnected
-ENGINE_START_S = 300.0  # limit for an engine to load its model, and for its first client
+ENGINE_START_S = 300.0  # limit for an engine to load its model
 
 # -- ages of kept files ---------------------------------------------------------------------------
 

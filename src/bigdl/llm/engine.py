@@ -323,12 +323,13 @@ class SharedEngine:
             while self._connection is None:
                 with self._folder.writing():
                     connection = self._try_connect()
-                    if connection is None:
-                        self._start()
-                while connection is None:
-                    self._check_start(deadline)
-                    time.sleep(ENGINE_LOOK_S)
-                    connection = self._try_connect()
+                    while connection is None:
+                        process = self._start()
+                        while connection is None and process.poll() is None:
+                            self._check_start(deadline)
+                            time.sleep(ENGINE_LOOK_S)
+                            connection = self._try_connect()
+                        self._check_start(deadline)
                 self._connection = self._greeted(connection)
                 self._check_start(deadline)
         return self._connection
@@ -374,7 +375,7 @@ class SharedEngine:
                 code="resource-limit",
             )
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[bytes]:
         """Start the process of the engine; the caller holds the lock of the folder."""
         folder = self._path()
         for name in ("error", "socket"):
@@ -401,6 +402,7 @@ class SharedEngine:
                 start_new_session=True,
                 cwd=folder,
             )
+        return self._process
 
 
 # -- the server ------------------------------------------------------------------------------------
@@ -438,11 +440,12 @@ class _Server:
         self.runner: Any = None
         self._key = key
         self._clients = 0
-        self._last = time.monotonic() + ENGINE_START_S  # for the first client
+        self._last = 0.0
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Wait until there was no client for a while."""
+        """Wait until there was no client for a while; the first one connected before the start."""
+        self._last = time.monotonic()
         while True:
             time.sleep(ENGINE_LOOK_S)
             with self._lock:
