@@ -57,6 +57,19 @@ def test_rows_keep_their_order_and_columns(orca_spark, accelerate):
     assert [tuple(row) for row in done.collect()] == [(i, str(i), 2.0 * i) for i in range(100)]
 
 
+def test_a_deferred_result_is_awaited_after_the_next_batch_started(orca_spark):
+    calls = []
+
+    def start(batch, models):
+        calls.append(batch["x"])
+        return lambda: {"y": 2 * batch["x"], "started": [len(calls)] * len(batch["x"])}
+
+    frame = orca_spark.range(0, 20, 1, 1).selectExpr("id as x")
+    done = map_batches(frame, start, "y long, started int", columns="x", batch_size=7)
+    counts = [2] * 7 + [3] * 13
+    assert [tuple(row) for row in done.collect()] == [(i, 2 * i, counts[i]) for i in range(20)]
+
+
 def test_a_worker_builds_its_models_once(orca_spark):
     def which(batch, models):
         rows = len(batch["id"])
