@@ -93,7 +93,20 @@ def _write_sitemap(app: Any, error: Exception | None) -> None:
     )
 
 
+def _index_codes(app: Any, page: str, source: list[str]) -> None:
+    """Add the error codes to the index, so that the search finds their table first."""
+    heading = "## Error codes\n"
+    if page != "guides/troubleshooting" or heading not in source[0]:
+        return
+    before, after = source[0].split(heading, 1)
+    codes = re.findall(r"^\| `([a-z0-9]+(?:-[a-z0-9]+)*)` \|", after, re.MULTILINE)
+    entries = "".join(f"   single: {code}\n" for code in codes)
+    block = f"\n```{{eval-rst}}\n.. index::\n{entries}```\n"
+    source[0] = before + heading + block + after
+
+
 def setup(app: Any) -> None:
     """Connect the functions of this file to the build."""
+    app.connect("source-read", _index_codes)
     app.connect("html-page-context", _add_card)
     app.connect("build-finished", _write_sitemap)
