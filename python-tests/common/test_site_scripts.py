@@ -26,6 +26,15 @@ def test_the_chart_of_the_front_page_shows_the_tables_of_the_benchmarks():
         script.ratio(page, "Ray:", "lukewarm", "ratio")
 
 
+def test_the_charts_of_the_gallery_show_the_tables():
+    script, gallery = load_script("draw_front_page"), ROOT / "docs" / "gallery"
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    recommender = (gallery / "sequence-recommender.md").read_text(encoding="utf-8")
+    for name, chart in script.draw_gallery(page, recommender).items():
+        drawn = (gallery / f"{name}.svg").read_text(encoding="utf-8")
+        assert chart.svg(is_alone=True) == drawn, "run: python scripts/draw_front_page.py"
+
+
 def test_the_readme_states_ratios_of_the_benchmarks():
     script = load_script("draw_front_page")
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
