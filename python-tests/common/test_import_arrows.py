@@ -50,6 +50,7 @@ ROOMS = [
     ["bigdl.orca.learn.pytorch"],
     ["bigdl.orca.learn.nnframes"],
     ["bigdl.orca.learn.tf2"],
+    ["bigdl.orca.learn.trees"],
     ["bigdl.orca.automl"],
     ["bigdl.orca"],
     ["bigdl.mlflow"],

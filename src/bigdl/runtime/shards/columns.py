@@ -116,6 +116,11 @@ class ArraySpec:
         return cls(column, doc["key"], doc["dtype"], shape)
 
 
+def nulls_are_missing(config: dict[str, Any] | None) -> bool:
+    """Return True if a config converts nulls of scalar features to NaN."""
+    return bool((config or {}).get("nulls_are_missing"))
+
+
 def column_spec(
     name: str,
     spark_type: Any,
@@ -221,6 +226,7 @@ def fitted_specs(
     texts: bool,
     known: list[Any] | None,
     owner: str | None = "the rows",
+    missing: Collection[str] = (),
 ) -> list[ColumnSpec]:
     """Return the conversions of columns to the dtypes of the model's inputs.
 
@@ -234,10 +240,14 @@ def fitted_specs(
     owner : str or None
         Name of the data in the error about booleans or texts instead of numbers; None keeps such
         columns unchanged.
+    missing : collection of str
+        Columns whose nulls become NaN, whatever the model's inputs are.
     """
     leaves = known if known is not None and len(known) == len(columns) else [None] * len(columns)
     return [
-        _fitted_spec(name, type_, floats, texts, each, owner)
+        column_spec(name, type_, floats, texts=texts, missing=missing)
+        if name in missing
+        else _fitted_spec(name, type_, floats, texts, each, owner)
         for (name, type_), each in zip(columns, leaves, strict=True)
     ]
 

@@ -22,7 +22,7 @@ from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.spark_calls import one_row
 from bigdl.orca.cluster.versions import by_partition
 from bigdl.runtime.cluster import Cluster
-from bigdl.runtime.shards.columns import ArraySpec, decode_batch, float_dtype
+from bigdl.runtime.shards.columns import ArraySpec, decode_batch, float_dtype, nulls_are_missing
 from bigdl.runtime.shards.feed import Feed, InputPlan, SourceError
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.texts import takes_texts
@@ -187,7 +187,7 @@ class ColumnFeed(Feed):
         """Keyword arguments for the conversion of values to columns, such as the float dtype."""
         config = self.config
         dtypes: dict[str, Any] = {"floats": float_dtype(config), "texts": takes_texts(config)}
-        if config.get("nulls_are_missing"):  # for models that support NaN
+        if nulls_are_missing(config):  # for models that support NaN
             dtypes["missing"] = self.feature_cols or ()
         return dtypes
 

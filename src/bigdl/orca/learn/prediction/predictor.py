@@ -42,6 +42,7 @@ from bigdl.runtime.shards.columns import (
     decode,
     fitted_specs,
     float_dtype,
+    nulls_are_missing,
 )
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, is_text, takes_texts
@@ -203,7 +204,8 @@ def converted_columns(
     types = check_columns(frame, feature_cols)
     floats, texts = float_dtype(config), takes_texts(config)
     features = [(name, types[name]) for name in feature_cols]
-    specs = fitted_specs(features, floats, texts=texts, known=known)
+    missing = feature_cols if nulls_are_missing(config) else ()
+    specs = fitted_specs(features, floats, texts=texts, known=known, missing=missing)
     # mapInArrow resolves columns by name, which fails for dots, backticks and duplicate names
     plain = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))
     aliases = dict(zip(frame.columns, plain.columns, strict=True))
@@ -353,7 +355,7 @@ def predict_rows(
 def drop_null_rows(
     specs: Sequence[ColumnSpec], columns: Sequence[Any]
 ) -> tuple[list, int, np.ndarray | None]:
-    """Drop the rows of Arrow columns that contain a null.
+    """Drop the rows of Arrow columns that contain a null, unless nulls are missing values.
 
     Returns
     -------
@@ -364,7 +366,12 @@ def drop_null_rows(
     valid : ndarray of bool, or None
         Mask of the remaining rows; None if all rows remain.
     """
-    valid, rows = _rows_without_null(specs, columns), len(columns[0])
+    must_exist = [
+        (spec, column) for spec, column in zip(specs, columns, strict=True) if not spec.missing
+    ]
+    valid, rows = None, len(columns[0])
+    if must_exist:
+        valid = _rows_without_null([s for s, _ in must_exist], [c for _, c in must_exist])
     if valid is None:
         return list(columns), rows, None
     return [c.filter(pa.array(valid)) for c in columns], int(valid.sum()), valid
@@ -487,7 +494,10 @@ def columns_as_trained(
         Types of the model's inputs, as in :class:`PredictOptions`.
     """
     floats, texts = float_dtype(config), takes_texts(config)
-    columns = columns_of(shard, list(feature_cols), None, None, with_labels=False, texts=texts)
+    missing = feature_cols if nulls_are_missing(config) else ()
+    columns = columns_of(
+        shard, list(feature_cols), None, None, with_labels=False, texts=texts, missing=missing
+    )
     names = list(dict.fromkeys(name for name, _, _ in columns))
     leaves = known if known is not None and len(known) == len(names) else [[]] * len(names)
     wanted = {

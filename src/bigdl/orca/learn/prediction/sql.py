@@ -26,7 +26,7 @@ from bigdl.orca.learn.prediction.predictor import (
     leaf_types,
     value_task,
 )
-from bigdl.runtime.shards.columns import fitted_specs, float_dtype
+from bigdl.runtime.shards.columns import fitted_specs, float_dtype, nulls_are_missing
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.training.batches import zero_column
 
@@ -75,6 +75,8 @@ def _specs_of(options: PredictOptions, arguments: int) -> Callable[[Sequence[Any
     floats, texts = float_dtype(options.config), takes_texts(options.config)
     names = list(options.feature_cols) or [f"argument {i + 1}" for i in range(arguments)]
 
+    missing = names if nulls_are_missing(options.config) else ()
+
     def specs_of(arrays: Sequence[Any]) -> list:
         if len(arrays) != arguments:
             raise UsageError(
@@ -83,6 +85,6 @@ def _specs_of(options: PredictOptions, arguments: int) -> Callable[[Sequence[Any
                 columns=names,
             )
         types = [(name, spark_type(name, a.type)) for name, a in zip(names, arrays, strict=True)]
-        return fitted_specs(types, floats, texts=texts, known=options.inputs)
+        return fitted_specs(types, floats, texts=texts, known=options.inputs, missing=missing)
 
     return specs_of
