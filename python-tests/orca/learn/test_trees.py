@@ -64,6 +64,7 @@ def test_two_workers_are_as_good_as_one():
 
 
 @pytest.mark.fault
+@pytest.mark.slow
 def test_fit_resumes_from_its_checkpoint_after_a_lost_worker(tmp_path):
     x, y = made()
     marker = str(tmp_path / "killed")
@@ -191,7 +192,7 @@ def test_wrong_inputs_are_one_sentence():
         local().fit(frame, "a")
     with refused("data-dtype", "text"):
         local().fit(frame, ["a", "text"], "y")
-    with refused("argument-value", "label"):
+    with refused("data-value", "labels", "from 5 to 6"):
         local().fit((x, y + 5))
     with refused("not-fitted"):
         local().predict(x)

@@ -24,6 +24,7 @@ from bigdl.orca.learn.backends import BACKENDS, resolve_backend
 from bigdl.orca.learn.estimator import PredictingEstimator, PredictionRequest
 from bigdl.orca.learn.prediction.classes import Scores, unknown_scores
 from bigdl.orca.learn.prediction.sample import Sample
+from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.orca.learn.trees.matrix import TreeColumns
 from bigdl.orca.learn.trees.model import TreeModel, read_booster, read_facts
 from bigdl.orca.learn.trees.program import (
@@ -503,16 +504,17 @@ class XGBEstimator(PredictingEstimator):
             results: list[Any] = policy.run(run, "evaluating again")
         return dict(results[0])
 
+    @typed_predict
     def predict(
         self,
-        data: Any,
+        data,
         feature_cols: ColumnNames | None = None,
         batch_size: int = _BATCH_ROWS,
         output_cols: ColumnNames | None = None,
         *,
         base_margin_col: str | None = None,
         output: str = "raw",
-    ) -> Any:
+    ):
         """Return `data` with predictions, in the same type and row order.
 
         Parameters
@@ -564,12 +566,13 @@ class XGBEstimator(PredictingEstimator):
         )
         return self._predict(data, request)
 
+    @typed_predict
     def shap_values(
         self,
-        data: Any,
+        data,
         feature_cols: ColumnNames | None = None,
         batch_size: int = _BATCH_ROWS,
-    ) -> Any:
+    ):
         """Return `data` with the SHAP values of each row in the column ``shap``.
 
         The values are the contributions of the features to the margin, in the order of the

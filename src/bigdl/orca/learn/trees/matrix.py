@@ -21,6 +21,8 @@ from bigdl.runtime.shards.texts import is_text
 from bigdl.runtime.shards.values import structured_columns
 
 if TYPE_CHECKING:
+    import xgboost
+
     from bigdl.runtime.shards.shard import Shard
     from bigdl.runtime.worker import Worker
 
@@ -155,7 +157,9 @@ class ShardMatrix:
 
     def batch(self, low: int, high: int) -> dict[str, Any]:
         """Return the arguments of XGBoost's ``input_data`` for a batch."""
-        index: Any = slice(low, high) if self._order is None else self._order[low:high]
+        index: slice | np.ndarray = (
+            slice(low, high) if self._order is None else self._order[low:high]
+        )
         columns = self._columns
         arguments = {"data": self._features(index, high - low)}
         if self.labels:
@@ -175,7 +179,26 @@ class ShardMatrix:
         arguments["feature_types"] = self.types
         return arguments
 
-    def _features(self, index: Any, rows: int) -> np.ndarray:
+    def check_labels(self, params: dict[str, Any]) -> None:
+        """Raise a UsageError for labels that the objective does not allow."""
+        objective = params.get("objective")
+        is_binary = objective in ("binary:logistic", "binary:logitraw", "binary:hinge")
+        if not self.rows or not (is_binary or str(objective).startswith("multi:")):
+            return
+        limit = 1 if is_binary else int(params.get("num_class", 1)) - 1
+        for name in self.labels:
+            values = self._values(name)
+            low, high = values.min(), values.max()
+            if not (low >= 0 and high <= limit):
+                rule = "from 0 to 1" if is_binary else f"from 0 to num_class - 1 = {limit}"
+                raise UsageError(
+                    f"The labels of {objective} must be {rule}, but column '{name}' has values "
+                    f"from {low:g} to {high:g}; encode the labels",
+                    code="data-value",
+                    column=name,
+                )
+
+    def _features(self, index: slice | np.ndarray, rows: int) -> np.ndarray:
         block = np.empty((rows, self.width), np.float32)
         for source in self._sources:
             array = self._shard.arrays[source.array]
@@ -330,8 +353,8 @@ def quantile_matrix(
     params: dict[str, Any],
     missing: float,
     threads: int,
-    reference: object = None,
-) -> Any:
+    reference: xgboost.DMatrix | None = None,
+) -> xgboost.DMatrix:
     """Return XGBoost's binned matrix, in memory or in a file.
 
     Parameters
@@ -360,7 +383,7 @@ def quantile_matrix(
     return xgboost.ExtMemQuantileDMatrix(_iterator(matrix, os.path.join(folder, "bins")), **options)
 
 
-def exact_matrix(matrix: ShardMatrix, folder: str, missing: float, threads: int) -> Any:
+def exact_matrix(matrix: ShardMatrix, folder: str, missing: float, threads: int) -> xgboost.DMatrix:
     """Return a matrix of exact values in a file, for the evaluation of any model."""
     import xgboost
 
@@ -370,7 +393,7 @@ def exact_matrix(matrix: ShardMatrix, folder: str, missing: float, threads: int)
     )
 
 
-def _iterator(matrix: ShardMatrix, cache_prefix: str | None = None) -> Any:
+def _iterator(matrix: ShardMatrix, cache_prefix: str | None = None) -> xgboost.DataIter:
     import xgboost
 
     class Batches(xgboost.DataIter):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.trees.matrix import Categories, codes_of
+from bigdl.orca.learn.trees.matrix import codes_of
 
 if TYPE_CHECKING:
     import xgboost
@@ -80,7 +80,7 @@ class LoadedTrees:
         """Number of features, for arrays without a known length."""
         return [self._booster.num_features()]
 
-    def __call__(self, batch: list) -> Any:
+    def __call__(self, batch: list) -> np.ndarray:
         import xgboost
 
         model, booster = self._model, self._booster
@@ -137,8 +137,3 @@ class LoadedTrees:
         if len(columns) == 1:
             return np.ascontiguousarray(columns[0], dtype=np.float32)
         return np.concatenate([each.astype(np.float32, copy=False) for each in columns], axis=1)
-
-
-def categories_by_index(features: list[str], categories: Categories) -> dict[int, list[str]]:
-    """Return the categories of text features by the index of the feature."""
-    return {features.index(name): texts for name, texts in categories.items()}

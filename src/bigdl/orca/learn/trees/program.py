@@ -108,6 +108,8 @@ class TreeFit:
         facts: dict[str, Any],
     ) -> None:
         """Build XGBoost's matrices, grow the trees, and release the matrices."""
+        for matrix in matrices.values():
+            matrix.check_labels(self.params)
         params = {**self.params, "nthread": worker.threads}
         options = (folder, params, self.missing, worker.threads)
         train = quantile_matrix(matrices["data"], *options)
