@@ -135,7 +135,7 @@ class XGBEstimator(PredictingEstimator):
         workers_per_node: int = 1,
         missing: float = math.nan,
         log_to_driver: bool = True,
-        **more_params: Any,
+        **more_params: object,
     ):
         super().__init__()
         require("xgboost", "xgboost")
@@ -314,8 +314,8 @@ class XGBEstimator(PredictingEstimator):
         )
         newest: dict[str, Any] = {"history": [], "model": self._model}
 
-        def on_event(event: str, value: Any) -> None:
-            if event == "message" and value[0]["topic"] == CHECKPOINT:
+        def on_event(event: str, value: object) -> None:
+            if isinstance(value, tuple) and value[0]["topic"] == CHECKPOINT:
                 newest.update(history=value[0]["history"], model=value[1])
 
         engine = self._engine()
