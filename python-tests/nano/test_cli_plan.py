@@ -29,6 +29,7 @@ def planned(monkeypatch):
     return make
 
 
+@pytest.mark.linux("preloaded libraries")
 @pytest.mark.parametrize(
     ("arguments", "preload"),
     [
@@ -62,6 +63,7 @@ def test_mkl_follows_openmp_where_it_has_a_count_of_its_own(planned):
     assert note.startswith("MKL_NUM_THREADS=99 stays as you set it")
 
 
+@pytest.mark.linux("preloaded libraries")
 def test_threads_are_bound_only_when_asked_for(planned):
     assert planned("-c").values["KMP_AFFINITY"] == "granularity=fine,none"
     assert planned("-cp").values["KMP_AFFINITY"] == "granularity=fine,compact,1,0"
@@ -80,6 +82,7 @@ def test_sgx_has_variables_of_its_own(planned):
     assert values["OMP_PROC_BIND"] == "close"
 
 
+@pytest.mark.linux("preloaded libraries")
 def test_what_is_missing_is_said_in_a_line_each(planned):
     made = planned(installed=())
     assert made.preload == []
@@ -115,6 +118,7 @@ def test_no_second_allocator_is_preloaded(planned, own, configured):
     assert made.notes == [f"{own.split()[0]} stays the allocator, as LD_PRELOAD names it"]
 
 
+@pytest.mark.linux("preloaded libraries")
 def test_a_value_of_the_user_stays_unless_an_option_names_the_variable(planned):
     own = {"OMP_NUM_THREADS": "99", "KMP_AFFINITY": "disabled"}
     kept = planned("-c", own)

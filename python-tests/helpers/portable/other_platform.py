@@ -88,6 +88,7 @@ _UNIX_PATH_BYTES = 103
 _HIDDEN = re.compile(
     r"module '\w+' has no attribute '\w+'|No such file or directory: (?:PosixPath\()?'/"
     r"(proc|sys|dev)"
+    r"|is being used by another process"  # the test removes files that Windows protects
     rf"|No module named '({'|'.join(_NO_MODULES_ON_WINDOWS)})'"
 )
 _origins: dict[str, str] = {}
