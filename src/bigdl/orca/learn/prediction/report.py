@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import os
-import platform
 import statistics
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from bigdl.common.display import call_text
 from bigdl.common.errors import UsageError
 from bigdl.common.pages import Page
+from bigdl.common.platform.network import host_name
 from bigdl.training.journal import versions
 from bigdl.training.progress import in_words
 from bigdl.training.report import named
@@ -362,7 +362,7 @@ def _in_task(
             ended = time.perf_counter()
             record: PartitionRecord = {
                 "partition": context.partitionId() if context is not None else 0,
-                "host": platform.node(),
+                "host": host_name(),
                 "ended_at": time.time(),
                 "rows": timed.rows,
                 "load_s": loaded - started,
