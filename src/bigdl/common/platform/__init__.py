@@ -98,10 +98,10 @@ LOSSES: dict[str, dict[str, str]] = {
         "'subprocess'.",
     },
     "several processes of a server": {
-        MACOS: "Several workers of bigdl-serve or bigdl-friesian-serve need Linux, whose kernel "
-        "distributes the connections of a shared port; use one worker.",
-        WINDOWS: "Several workers of bigdl-serve or bigdl-friesian-serve need Linux, whose kernel "
-        "distributes the connections of a shared port; use one worker.",
+        MACOS: "Serving (also bigdl-friesian-serve) with several workers needs Linux, whose "
+        "kernel distributes the connections of a shared port; use one worker.",
+        WINDOWS: "Serving (also bigdl-friesian-serve) with several workers needs Linux, whose "
+        "kernel distributes the connections of a shared port; use one worker.",
     },
     "standalone Spark cluster": {
         MACOS: 'init_orca_context("standalone") needs Linux, whose kernel ends the daemons with '
