@@ -258,7 +258,7 @@ def sql_function(function: ColumnFunction) -> Callable[..., Column]:
     function = shared(function, active_spark().cores_per_node)
     fields = {name.rpartition("_")[2]: name for name in function.outputs}
 
-    def call(arguments: Any) -> Pending:
+    def call(arguments: pa.Array | tuple[pa.Array, ...]) -> Pending:
         arrays = arguments if isinstance(arguments, tuple) else (arguments,)
         values = [arrow_values(each) for each in arrays]
         return function.start(dict(zip(function.inputs, values, strict=True)))
