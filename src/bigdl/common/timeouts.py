@@ -13,6 +13,7 @@ separate limits (:mod:`bigdl.orca.cluster.supervisor`).
 DRIVER_LOOK_S = 0.05  # interval at which the driver polls the calls of its workers
 HEARTBEAT_S = 0.5  # interval of a worker's heartbeats, which carry its progress and its log lines
 PARENT_LOOK_S = 0.2  # interval at which a worker checks that its parent process exists
+REPORT_WRITE_S = 0.5  # a report is written this long after the first of several tasks has ended
 CONNECTION_TURN_S = 1.0  # longest wait of one thread before other threads get the connection
 CAUSE_S = 1.0  # a worker whose peer is lost waits this long for another worker to report the cause
 # Longest delay of an error report by the clean-up, such as leaving a process group.

@@ -60,8 +60,8 @@ class TextTokenizer:
     def _prepared(self, text: Text) -> Text:
         if isinstance(text, tuple):
             return text
-        text = self._facts["prefix"] + text
-        return text.lower() if self._facts["lower"] else text
+        prefixed: str = self._facts["prefix"] + text
+        return prefixed.lower() if self._facts["lower"] else prefixed
 
     def arrays(self, texts: Sequence[Text], names: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the padded arrays of texts, by input name."""

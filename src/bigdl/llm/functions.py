@@ -558,7 +558,8 @@ class _TextFunction:
 
     def _computed(self, keys: list[Any], items: list[Any]) -> Callable[[], list[Cell]]:
         """Start items; return a function that waits for their cells and stores them."""
-        journal, stored = self._journal, set()
+        journal = self._journal
+        stored: set[int] = set()
 
         def store(rows: Sequence[int], values: Sequence[Any], errors: Sequence[str | None]) -> None:
             if journal is not None:

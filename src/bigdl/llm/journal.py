@@ -90,12 +90,12 @@ class Journal:
             return
         start = 0
         lengths = vectors.value_lengths().to_pylist()
-        for key, text, error, length in zip(keys, texts, errors, lengths, strict=True):
+        for key, text, reason, length in zip(keys, texts, errors, lengths, strict=True):
             value = text
             if length is not None:
                 value = flat[start : start + length]
                 start += length
-            self._answers[key] = value, error
+            self._answers[key] = value, reason
 
     def get(self, key: bytes) -> tuple[Any, str | None] | None:
         """Return the value and error of a row, or None if it has no answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -73,11 +73,11 @@ or ray.data.Dataset
         return data
     modules = {each.__module__.partition(".")[0] for each in type(source).__mro__}
     if "pandas" in modules and hasattr(source, "columns"):
-        return _apply_to_pandas(source, function)
+        return cast("T", _apply_to_pandas(source, function))
     if "pyarrow" in modules and hasattr(source, "append_column"):
         return _apply_to_arrow(source, function)
     if "pyspark" in modules and hasattr(source, "sparkSession"):
-        return _apply_to_spark(source, function)
+        return cast("T", _apply_to_spark(source, function))
     if hasattr(source, "transform_shard"):
         from bigdl.orca.cluster.connect import active_spark
 

@@ -17,6 +17,7 @@ from bigdl.common.display import call_text
 from bigdl.common.errors import UsageError
 from bigdl.common.pages import Page
 from bigdl.common.platform.network import host_name
+from bigdl.common.timeouts import REPORT_WRITE_S
 from bigdl.training.journal import versions
 from bigdl.training.progress import in_words
 from bigdl.training.report import named
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bigdl.orca")
 
-_WRITE_DELAY_S = 0.5  # after the first of several tasks that end
 _MAX_SENTENCES = 3
 _WORTH_S = 2.0  # a smaller saving needs no advice
 _PARTS = {
@@ -263,7 +263,7 @@ class PredictionWriter:
         with self._lock:
             self.report.records.extend(records)
             if self._timer is None:
-                self._timer = threading.Timer(_WRITE_DELAY_S, self._write)
+                self._timer = threading.Timer(REPORT_WRITE_S, self._write)
                 self._timer.start()  # not a daemon: a program that ends waits for the last write
 
     def _write(self) -> None:
