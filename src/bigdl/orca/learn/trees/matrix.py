@@ -161,7 +161,7 @@ class ShardMatrix:
             slice(low, high) if self._order is None else self._order[low:high]
         )
         columns = self._columns
-        arguments = {"data": self._features(index, high - low)}
+        arguments: dict[str, Any] = {"data": self._features(index, high - low)}
         if self.labels:
             labels = [self._values(name)[index] for name in self.labels]
             label = labels[0] if len(labels) == 1 else np.stack(labels, axis=1)
@@ -303,7 +303,7 @@ def shard_matrices(
     """
     shards = worker.shards
     first = next(iter(shards.values()))
-    local = {
+    local: dict[str, Any] = {
         "widths": {name: feature_widths(shard, columns) for name, shard in shards.items()},
         "categories": distinct_texts(first, columns) if known is None else {},
         "rows": {name: shard.rows for name, shard in shards.items()},

@@ -257,7 +257,7 @@ def _booster(
         return xgboost.Booster(params, matrices)
     booster = xgboost.Booster(params, matrices, model_file=bytearray(data))
     seed = int(params.get("seed", params.get("random_state", 0)))
-    booster.set_param("seed", seed + booster.num_boosted_rounds())
+    booster.set_param("seed", str(seed + booster.num_boosted_rounds()))
     return booster
 
 
