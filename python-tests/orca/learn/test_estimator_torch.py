@@ -158,7 +158,7 @@ def test_without_a_terminal_a_line_shows_an_epoch(frame, capfd):
     assert last.startswith(f"epoch 2/2: train_loss {loss:.4g}, ")
     assert f", val_mae {mae:.4g}" in last
     est.fit(frame, batch_size=50, **COLUMNS)
-    starting, epoch = capfd.readouterr().err.splitlines()
+    starting, *_, epoch = capfd.readouterr().err.splitlines()
     assert starting.startswith("starting ")
     assert epoch.startswith("epoch 1/1: train_loss ")
     quiet = estimator(log_level=logging.WARNING)

@@ -278,7 +278,11 @@ def classify(
         _alternatives(names)  # checks them
         outputs, errors = model.reference().engine().submit(names, {"truncate": True})()
         if any(errors):
-            raise UsageError(f"A label cannot be embedded: {next(filter(None, errors))}")
+            raise UsageError(
+                f"A label cannot be embedded: {next(filter(None, errors))}",
+                code="argument-value",
+                argument="labels",
+            )
         vectors = _unit(np.stack(outputs))
     function = _Classifier(
         [column],

@@ -25,7 +25,6 @@ from bigdl.orca.cluster.spark_calls import ignore_pandas_warning
 from bigdl.orca.cluster.submit import ContextRequest
 from bigdl.orca.cluster.versions import require_pyspark
 from bigdl.orca.settings import OrcaContext
-from bigdl.training.progress import say_phase
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -201,6 +200,8 @@ def init_orca_context(
         else:
             arguments.refuse_what_cannot_start(mode, conf)
             logger.info("Initializing orca context")
+            from bigdl.training.progress import say_phase
+
             say_phase(f'starting Spark, cluster_mode="{mode}"')
             ray = OrcaRayContext._of_program
             if ray is not None and ray.runtime == "spark":
@@ -283,6 +284,8 @@ def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
             logger.warning("The active Ray is reused: %r.", active)
             return active
         logger.info("Initializing orca context")
+        from bigdl.training.progress import say_phase
+
         say_phase("starting Ray" if options.get("address") is None else "connecting to Ray")
         context = OrcaRayContext("ray", cores, num_nodes, **options)
         context.init()
