@@ -6,12 +6,12 @@
 Eight columns of float32 in batches of 4,096 rows, shuffled over all rows where the loader can
 (LitData shuffles within windows of 256 rows, Mosaic within blocks, Ray Data within a buffer), and
 JPEG files of 96 x 96 pixels in batches of 128. Each side runs in separate processes, interleaved
-with the others, by the settings that its documentation calls the fastest: Hugging
-Face datasets by a batch sampler over mapped Arrow, LitData over files of its format, Lance and
-torchdata by whole batches. The first batch of a side is timed with what it writes before.
+with the others, by the settings that its documentation calls fastest: Hugging Face datasets by a
+batch sampler over mapped Arrow, LitData over files of its format and over Parquet by Polars, Lance
+and torchdata by whole batches. The first batch of a side is timed with what it writes before.
 
-PEERS is the Python of an environment with datasets, litdata, torchdata and pylance, MOSAIC that of
-one with mosaicml-streaming; both need torch, pyarrow and the dependencies of BigDL's loader.
+PEERS is the Python of an environment with datasets, litdata, polars, torchdata and pylance, MOSAIC
+that of one with mosaicml-streaming; both need torch and what BigDL needs for its loader.
 
 After the times: rows that are lost and repeated when two ranks read a third of an epoch, three
 ranks another third, and one rank the rest, each from the state of the ones before.
@@ -171,6 +171,19 @@ def litdata(folder, kind):
     return lambda: loader
 
 
+def litdata_parquet(folder, kind):
+    import litdata
+    from litdata.streaming.item_loader import ParquetLoader
+
+    source = str(folder / kind)
+    if not os.path.exists(os.path.join(source, "index.json")):
+        litdata.index_parquet_dataset(source)
+    rows = ParquetLoader(low_memory=False)
+    data = litdata.StreamingDataset(source, item_loader=rows, shuffle=True)
+    loader = litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=0)
+    return lambda: loader
+
+
 def mosaic(folder, kind):
     from streaming import MDSWriter, StreamingDataset
     from torch.utils.data import DataLoader
@@ -205,6 +218,7 @@ SIDES = {
     "torchdata": (torchdata, "peers"),
     "Lance (batches)": (lance, "peers"),
     "LitData (windows)": (litdata, "peers"),
+    "LitData Parquet (windows)": (litdata_parquet, "peers"),
     "Mosaic (blocks)": (mosaic, "mosaic"),
     "Ray Data (buffer)": (ray_data, "own"),
     "TableLoader JPEG": (bigdl, "own"),
@@ -383,7 +397,10 @@ def call(python, *arguments):
 GLOBAL_PEERS = ("HF datasets", "torchdata")
 """Peers that shuffle over all rows; the others shuffle batches, windows, blocks or a buffer."""
 
-OTHER_PEERS = ("Lance (batches)", "LitData (windows)", "Mosaic (blocks)", "Ray Data (buffer)")
+OTHER_PEERS = (
+    *("Lance (batches)", "LitData (windows)", "LitData Parquet (windows)"),
+    *("Mosaic (blocks)", "Ray Data (buffer)"),
+)
 
 
 def ratios(results, name, others):
