@@ -8,6 +8,7 @@ others, on a second one that takes its place.
 import gc
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -46,6 +47,9 @@ def pytest_configure(config):
     # Before PyTorch is imported: OpenMP threads that wait would spin, which takes half of the CPU
     # time of small models if several test processes share the cores.
     os.environ.update(passive_waiting())
+    # A shell's background job ignores Ctrl-C, and so would the programs that tests interrupt.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(100_000)  # at 700, to parse all sources takes three times as long
     config.addinivalue_line(
         "markers", "local_cluster: runs late, with the tests that use the fixture of this name"
