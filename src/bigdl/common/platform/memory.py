@@ -17,7 +17,7 @@ from bigdl.common.timeouts import MEMORY_LOOK_S
 
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 _NO_LIMIT = 1 << 60  # cgroup v1 encodes "no limit" as the largest multiple of a page
-_STACK_T_BYTES = 24  # of sigaltstack(2) on Linux: a pointer, an int, a size
+_STACK_T_BYTES = 24  # of sigaltstack(2): a pointer, a size and an int, in any order
 _MEMORY_KILLED_FIRST = "1000"  # the highest score of /proc/self/oom_score_adj
 
 PRELOAD = "LD_PRELOAD"
@@ -71,8 +71,8 @@ def preloaded_allocator() -> str | None:
 
 @contextlib.contextmanager
 def kept_signal_stack() -> Iterator[None]:
-    """Context manager that restores this thread's alternate signal stack on exit, on Linux."""
-    libc = c_library() if sys.platform == "linux" else None
+    """Context manager that restores this thread's alternate signal stack on exit (POSIX)."""
+    libc = c_library()
     if libc is None or not hasattr(libc, "sigaltstack"):
         yield
         return
