@@ -45,6 +45,27 @@ class LoadedModel(Protocol):
         """Return the model's outputs for a batch of numpy columns."""
 
 
+class WrappedModel:
+    """Base class of loaded models that call another one, which has all other attributes.
+
+    Attributes
+    ----------
+    model : LoadedModel
+    """
+
+    model: LoadedModel
+
+    @property
+    def squeezes(self) -> bool:
+        """True if trailing dimensions of size 1 are dropped from the outputs."""
+        return self.model.squeezes
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__") or name == "model":  # requested during unpickling
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+
 def cast_to_accepted(model: LoadedModel, batch: list) -> list:
     """Cast a batch with the model's method ``accepted``, if the model has one."""
     accepted = getattr(model, "accepted", None)

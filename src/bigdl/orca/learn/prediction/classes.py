@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.inference.shipping import LoadedModel, ShippedModel
+from bigdl.orca.inference.shipping import LoadedModel, ShippedModel, WrappedModel
 from bigdl.orca.learn.prediction.outputs import as_array
 
 ScoreForm = Literal["logits", "probabilities", "log_probabilities"]
@@ -70,7 +70,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class ClassifierModel:
+class ClassifierModel(WrappedModel):
     """A loaded model whose outputs are converted to classes or probabilities.
 
     Attributes
@@ -83,15 +83,6 @@ class ClassifierModel:
     model: LoadedModel
     scores: Scores
     output: str
-
-    @property
-    def squeezes(self) -> bool:
-        return self.model.squeezes
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__") or name == "model":  # requested during unpickling
-            raise AttributeError(name)
-        return getattr(self.model, name)
 
     def __call__(self, batch: list) -> np.ndarray:
         """Return the classes or probabilities of a batch of numpy columns."""

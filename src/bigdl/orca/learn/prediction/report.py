@@ -18,6 +18,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.pages import Page
 from bigdl.common.platform.network import host_name
 from bigdl.common.timeouts import REPORT_WRITE_S
+from bigdl.orca.inference.shipping import WrappedModel
 from bigdl.training.journal import versions
 from bigdl.training.progress import in_words
 from bigdl.training.report import named
@@ -309,7 +310,7 @@ class ShippedWithTimer:
         return self._shipped.load()
 
 
-class TimedModel:
+class TimedModel(WrappedModel):
     """A loaded model that measures its calls.
 
     Parameters
@@ -320,16 +321,6 @@ class TimedModel:
     def __init__(self, model: LoadedModel):
         self.model = model
         self.seconds, self.rows = 0.0, 0
-
-    @property
-    def squeezes(self) -> bool:
-        """True if the model drops the row dimension of a single row."""
-        return self.model.squeezes
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__") or name == "model":  # requested during unpickling
-            raise AttributeError(name)
-        return getattr(self.model, name)
 
     def __call__(self, batch: list) -> object:
         """Return the outputs of a batch."""

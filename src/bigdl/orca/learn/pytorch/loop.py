@@ -679,7 +679,7 @@ class TorchStep(WorkerStep):
             self.guard.begin_epoch()
 
     def use_guard(self, guard: StepGuard) -> None:
-        """Prepare every step for a recovery in place."""
+        """Prepare every step for an in-place recovery."""
         self.guard = self._update.guard = guard
 
     def put_local(self, vector):
