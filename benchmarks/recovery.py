@@ -1,8 +1,8 @@
-"""Goodput of fits whose workers are killed at random: recovery in place and restart.
+"""Goodput of fits whose workers are killed at random: in-place recovery and restart.
 
     python benchmarks/recovery.py [--seconds 60] [--kills 10] [--workers 2] [--backend local]
 
-Each round runs the same fit undisturbed, with recovery in place and with restarts from the newest
+Each round runs the same fit undisturbed, with in-place recovery and with restarts from the newest
 checkpoint (one per epoch).  Goodput is the number of steps that count times the median duration of
 an undisturbed step, divided by the wall time from the first kill to the end.
 """
@@ -149,7 +149,7 @@ def main():
         plain = median_step(fit(options, "restart")[0])
         print(
             f"undisturbed: {options.steps} steps, median {step_s * 1000:.2f} ms, "
-            f"without recovery in place {plain * 1000:.2f} ms",
+            f"without in-place recovery {plain * 1000:.2f} ms",
             flush=True,
         )
         for name in ("in_place", "restart"):

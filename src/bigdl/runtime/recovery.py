@@ -1,4 +1,4 @@
-"""Recovery in place: the driver replaces a lost worker of a running job, the others keep theirs.
+"""In-place recovery: the driver replaces a lost worker of a running job, the others keep theirs.
 
 The groups of an attempt's workers are numbered, from 0.  When a worker is lost or a collective
 fails, every surviving worker leaves its group, returns to its last agreed state, and reports to the

@@ -915,7 +915,7 @@ class WorkerStep(TrainingStep):
 
     context: FitContext
     running: RunningState
-    guard: StepGuard | None = None  # for a recovery in place
+    guard: StepGuard | None = None  # for an in-place recovery
 
     def times(self, spent: dict[str, float]) -> list[dict[str, float]]:
         state = self.context.state
@@ -947,7 +947,7 @@ class WorkerStep(TrainingStep):
         """
         return False
 
-    # -- for a recovery in place
+    # -- for an in-place recovery
 
     def local_vector(self) -> torch.Tensor:
         """Return the state that differs between ranks as a vector of float64."""

@@ -5,8 +5,8 @@ the order of a :class:`~bigdl.data.TableLoader` (:mod:`bigdl.runtime.shards.tabl
 source of the rows of a step depends on the machines:
 
 * All workers map the parts of each other, if they are on one machine.
-* Otherwise the rows of a step are divided by place, if the order spreads them over all parts: each
-  machine takes those rows that it has, so that none is sent.
+* Otherwise the rows of a step are divided by location, if the order spreads them over all parts:
+  each machine takes those rows that it has, so that none is sent.
 * Otherwise, and in a short last step, the workers fetch their rows of the epoch from the workers
   that have them, when it starts.
 """

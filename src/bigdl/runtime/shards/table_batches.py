@@ -6,7 +6,7 @@ rows of it, whatever their number and wherever they run.  So the number of finis
 whole state.
 
 The rows of a step are divided among the workers in one of two ways.  By position, each worker has a
-range of the step's positions (:class:`EpochRows`).  By place, each worker has those rows of its
+range of the step's positions (:class:`EpochRows`).  By location, each worker has those rows of its
 machine's range that its machine has read from the table (:class:`PartRows`).
 """
 
@@ -25,7 +25,7 @@ OrderFacts = dict[str, int | str]
 """JSON facts of an order, with ``table``, ``table_rows`` and ``fingerprint`` of the table."""
 
 _BLOCK = 1 << 16  # positions whose rows are computed together
-_FEWEST_ROWS = 16  # of a worker in a step that is divided by place; the number of rows varies by 2
+_FEWEST_ROWS = 16  # of a worker in a step that is divided by location; their number varies by 2
 
 
 def table_order(
@@ -75,7 +75,7 @@ class TablePlan(BatchPlan):
     facts : dict
     workers : int
     pass_rows : PartRows or None
-        Rows of this worker in the current pass, if rows are divided by place.
+        Rows of this worker in the current pass, if rows are divided by location.
     """
 
     pass_rows: PartRows | None = None
@@ -101,7 +101,7 @@ class TablePlan(BatchPlan):
     def batch(self, step: int, rank: int) -> tuple[int, int, int]:
         """Return a rank's range of positions in a step, and the step's total number of rows.
 
-        If rows are divided by place, the range has the number of this worker's rows.
+        If rows are divided by location, the range has the number of this worker's rows.
         """
         first = step * self.batch_size
         if self.pass_rows is not None and first < self.end_of_full_steps:
