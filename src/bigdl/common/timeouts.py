@@ -108,6 +108,8 @@ SOURCE_POLL_S = 1.0  # longest wait of one poll for records
 NAME_NODE_S = 120.0  # a call waits this long for an HDFS name node; a restart takes about 40 s
 
 WRITER_LOCK_S = 3600.0  # the lock of a dead Redis writer expires after this time
+ATTRIBUTES_LOOK_S = 2.0  # interval at which the attributes of items are read again from Redis
+EVENTS_WRITE_S = 30.0  # longest wait for other processes that append events to the same folder
 
 # -- servers of models and recommenders -----------------------------------------------------------
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bigdl.common.checks import check_positive
+from bigdl.common.checks import check_integer, check_positive
 from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.friesian.baselines import History, HistoryRecommender, best_columns
 from bigdl.friesian.feature.sequences import SequenceTable, sequence_schema
@@ -29,7 +29,13 @@ require("torch", "orca")
 import torch  # noqa: E402
 
 from bigdl.friesian.models import sequences as sequence_models  # noqa: E402
-from bigdl.friesian.models.sequences import SequenceModel  # noqa: E402
+from bigdl.friesian.models.sequences import SavedSequenceModel, SequenceModel  # noqa: E402
+from bigdl.friesian.models.sequences.saved import (  # noqa: E402
+    SAVED_FACTS,
+    SAVED_WEIGHTS,
+    SEQUENCE_MODELS,
+    window_start,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,12 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SequenceRecommender"]
 
-_MODELS = {
-    "sasrec": "SASRec",
-    "hstu": "HSTU",
-    "gru4rec": "GRU4Rec",
-    "bert4rec": "BERT4Rec",
-}
 _ROWS_AT_ONCE = 256
 
 
@@ -67,6 +67,10 @@ class SequenceRecommender(HistoryRecommender):
     windows : {"last", "all"}, default "last"
         As in ``FeatureTable.sequences``.
     epochs : int, default 50
+    stride : int, default 1
+        Recommendations read the newest `max_len` to ``max_len - stride + 1`` events: the window of
+        a longer history moves by this number of events. With a larger stride, a server computes
+        only the new events of a long history; with 1, it reads the window again after each event.
     batch_size : int, default 128
         Number of sequences per update, over all workers.
     learning_rate : float, default 1e-3
@@ -114,6 +118,7 @@ class SequenceRecommender(HistoryRecommender):
         *,
         max_len: int = 50,
         windows: str = "last",
+        stride: int = 1,
         epochs: int = 50,
         batch_size: int = 128,
         learning_rate: float = 1e-3,
@@ -130,12 +135,13 @@ class SequenceRecommender(HistoryRecommender):
         **options: object,
     ):
         super().__init__(user_col, item_col, time_col)
-        if isinstance(model, str) and model not in _MODELS:
+        if isinstance(model, str) and model not in SEQUENCE_MODELS:
             raise UsageError(
-                f"model should be one of {list(_MODELS)} or a function of a schema, got {model!r}",
+                f"model should be one of {list(SEQUENCE_MODELS)} or a function of a schema, got "
+                f"{model!r}",
                 code="argument-value",
                 argument="model",
-                allowed=list(_MODELS),
+                allowed=list(SEQUENCE_MODELS),
             )
         if not isinstance(model, str) and (options or not callable(model)):
             raise UsageError(
@@ -145,9 +151,10 @@ class SequenceRecommender(HistoryRecommender):
                 argument="model",
             )
         if isinstance(model, str):
-            _check_options(getattr(sequence_models, _MODELS[model]), options)
+            _check_options(getattr(sequence_models, SEQUENCE_MODELS[model]), options)
         self.model, self.options = model, options
         self.max_len, self.windows = check_positive("max_len", max_len), windows
+        self.stride = check_integer("stride", stride, 1, self.max_len)
         self.epochs, self.batch_size = check_positive("epochs", epochs), batch_size
         self.learning_rate, self.optimizer = learning_rate, optimizer
         self.backend, self.workers_per_node = backend, workers_per_node
@@ -232,7 +239,7 @@ class SequenceRecommender(HistoryRecommender):
                 options |= {"item_features": codes, "item_feature_sizes": sizes}
             if self.item_vectors is not None:
                 options["item_vectors"] = self._vectors(history.items)
-            made: SequenceModel = getattr(sequence_models, _MODELS[self.model]).from_schema(
+            made: SequenceModel = getattr(sequence_models, SEQUENCE_MODELS[self.model]).from_schema(
                 schema, **options
             )
             return made
@@ -345,8 +352,8 @@ class SequenceRecommender(HistoryRecommender):
         item = np.zeros((len(users), length), dtype=np.int64)
         time = np.zeros((len(users), length), dtype=np.int64)
         for row, user in enumerate(users):
-            end = history.starts[user + 1]
-            start = max(history.starts[user], end - length)
+            first, end = history.starts[user], history.starts[user + 1]
+            start = first + window_start(int(end - first), length, self.stride)
             item[row, : end - start] = history.item[start:end] + 1
             time[row, : end - start] = np.floor(history.time[start:end])
         parts = []
@@ -488,12 +495,12 @@ class SequenceRecommender(HistoryRecommender):
                 path=str(folder),
             )
         names = {"user_col": self.user_col, "item_col": self.item_col, "time_col": self.time_col}
-        facts = {"items": len(history.items), "max_len": self.max_len, **names}
-        (folder / "recommender.json").write_text(json.dumps(facts))
-        torch.save(network.state_dict(), folder / "weights.pt")
         pq.write_table(
             history.table(self.user_col, self.item_col, self.time_col), folder / "history.parquet"
         )
+        name = self.model if isinstance(self.model, str) else None
+        saved = SavedSequenceModel(network, history.items, self.max_len, self.stride)
+        saved.write(folder, name, self.options, names)
 
     def load(self, path: str | Path) -> Self:
         """Load a folder that :meth:`save` wrote, with the same arguments of the class.
@@ -515,8 +522,8 @@ class SequenceRecommender(HistoryRecommender):
 
         folder = Path(path)
         try:
-            facts = json.loads((folder / "recommender.json").read_text())
-            state = torch.load(folder / "weights.pt", weights_only=True)
+            facts = json.loads((folder / SAVED_FACTS).read_text())
+            state = torch.load(folder / SAVED_WEIGHTS, weights_only=True)
             rows = pq.read_table(folder / "history.parquet")
         except FileNotFoundError as error:
             raise UsageError(
@@ -525,7 +532,7 @@ class SequenceRecommender(HistoryRecommender):
                 code="path-missing",
                 path=str(folder),
             ) from None
-        self.max_len = facts["max_len"]
+        self.max_len, self.stride = facts["max_len"], facts.get("stride", 1)
         self.user_col, self.item_col = facts["user_col"], facts["item_col"]
         self.time_col = facts["time_col"]
         history = History.of(rows, self.user_col, self.item_col, self.time_col)

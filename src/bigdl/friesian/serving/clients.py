@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.serving import wire
+from bigdl.friesian.serving.events import Appended, Event
+from bigdl.friesian.serving.filters import ItemAttributes, ItemFilter
 from bigdl.friesian.serving.index import Candidates
 from bigdl.friesian.serving.rankers import Scores
 from bigdl.friesian.serving.rows import Column, Features, Ids, as_numpy, ids_of
@@ -224,20 +226,37 @@ class RemoteRecall(ServiceClient):
 
     service = "recall.Recall"
 
-    def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
+    def check_filter(self, item_filter: ItemFilter) -> None:
+        """Do nothing: the service checks the filter in each search."""
+
+    def accepts(self, items: np.ndarray, item_filter: ItemFilter) -> np.ndarray:
+        """Return a mask of the items that a filter certainly accepts.
+
+        With conditions on attributes, which only the service knows, it accepts none.
+        """
+        if item_filter.where:
+            return np.zeros(len(items), bool)
+        return ItemAttributes().mask(items, item_filter)
+
+    def candidates(
+        self, user_ids: np.ndarray, k: int, item_filter: ItemFilter | None = None
+    ) -> Candidates:
         """Return up to `k` items per user; send requests for several users concurrently."""
         answered: list[tuple[np.ndarray, np.ndarray]] = []
         partial = False
         for start in range(0, len(user_ids), _AT_ONCE):
             users = user_ids[start : start + _AT_ONCE].tolist()
-            answers = self._search(users, k)
+            answers = self._search(users, k, item_filter)
             answered += [each[:2] for each in answers]
             partial = partial or any(each[2] for each in answers)
         return Candidates.joined(answered, partial)
 
-    def _search(self, users: list[int], k: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
+    def _search(
+        self, users: list[int], k: int, item_filter: ItemFilter | None
+    ) -> list[tuple[np.ndarray, np.ndarray, bool]]:
         name = "searchCandidates"
-        requests = [self._message(name, {"userID": user, "k": k}) for user in users]
+        more = _filter_field(item_filter)
+        requests = [self._message(name, {"userID": user, "k": k, **more}) for user in users]
         waiting: list[Callable[[], wire.MessageClass]] = [
             lambda: self.call(
                 name, requests[0], _SCORES
@@ -263,6 +282,11 @@ class RemoteRecall(ServiceClient):
         values = np.asarray(vector, np.float32).tolist()
         item = self._message("addItem", {"itemID": item_id, "itemVector": values})
         self.call("addItem", item, token=self._admin_token)
+
+
+def _filter_field(item_filter: ItemFilter | None) -> dict[str, str]:
+    """Return the field of a request with the JSON of a filter."""
+    return {} if item_filter is None else {"filter": json.dumps(item_filter.to_json())}
 
 
 class RemoteRanker(ServiceClient):
@@ -327,7 +351,31 @@ class RecommenderClient(ServiceClient):
 
     service = "recommender.Recommender"
 
-    def recommend(self, user_ids: Ids, k: int = 10, candidates: int = 0) -> list[Recommendation]:
+    def append(self, events: Iterable[Event]) -> Appended:
+        """Append events to the histories of users; later requests use them.
+
+        Parameters
+        ----------
+        events : iterable of Event
+
+        Returns
+        -------
+        Appended
+        """
+        messages = [
+            {"user": each.user, "item": each.item, "time": each.time, "id": each.id}
+            for each in events
+        ]
+        answer = self.call("appendEvents", self._message("appendEvents", {"events": messages}))
+        return Appended(answer.added, answer.repeated_events, answer.late)
+
+    def recommend(
+        self,
+        user_ids: Ids,
+        k: int = 10,
+        candidates: int = 0,
+        item_filter: ItemFilter | None = None,
+    ) -> list[Recommendation]:
         """Return the best items for each user.
 
         Parameters
@@ -336,13 +384,16 @@ class RecommenderClient(ServiceClient):
         k : int, default 10
         candidates : int, default 0
             Number of items to rank per user; 0 for the default of the service.
+        item_filter : ItemFilter, optional
+            Recommend only the items that it accepts.
 
         Returns
         -------
         list of Recommendation
         """
         users = ids_of(user_ids).tolist()
-        values = {"recommendNum": k, "candidateNum": candidates, "ID": users}
+        values: dict[str, Any] = {"recommendNum": k, "candidateNum": candidates, "ID": users}
+        values |= _filter_field(item_filter)
         request = self._message("getRecommendIDs", values)
         lists = self.call("getRecommendIDs", request).IDProbList
         return [

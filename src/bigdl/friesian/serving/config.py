@@ -36,6 +36,16 @@ _KEYS: dict[str, dict[str, Any]] = {
         "seen": str,
         "threads": int,
         "rebuild_after": int,
+        "attributes": [str],
+    },
+    "history": {
+        "events": str,
+        "prefix": str,
+        "most": int,
+        "model": str,
+        "kind": str,
+        "seen": bool,
+        "cache_mb": int,
     },
     "ranking": {
         "url": str,
@@ -95,6 +105,10 @@ _KEYS: dict[str, dict[str, Any]] = {
         "vector": str,
         "kind": str,
         "metric": str,
+        "events": str,
+        "event_user": str,
+        "event_item": str,
+        "event_time": str,
     },
 }
 _SHARD = ("items", "users", "recall", "features")
@@ -102,6 +116,8 @@ _TYPE_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: 
 _PATHS = {
     "features.pipeline",
     "recall.index",
+    "history.events",
+    "history.model",
     "ranking.model",
     "server.certificate",
     "server.key",
@@ -113,6 +129,7 @@ _PATHS = {
     "init.users",
     "init.items",
     "init.vectors",
+    "init.events",
 }
 """Keys with paths, which are relative to the folder of the file."""
 

@@ -5,6 +5,7 @@ request                            answer
 =================================  ===============================================================
 ``POST /recommend``                items of each user in a body ``{"users": [1, 2], "k": 10}``
 ``GET /recommend/1?k=10&canK=50``  the same for one user, as in BigDL 2.x
+``POST /events``                   appends events to the histories of users
 ``GET /v2/health/live``, ``ready`` status 200, or 503 while the server shuts down
 ``/v2/models/...``                 the Open Inference Protocol, for the models of a service
 ``GET /metrics``                   metrics in Prometheus text format
@@ -20,11 +21,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote
 
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
+from bigdl.friesian.serving.events import Appended, Event
+from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.openapi import PATHS
 from bigdl.friesian.serving.recommender import Recommender
 from bigdl.friesian.serving.rows import ids_of
@@ -42,7 +46,8 @@ from bigdl.nano.serving.service import InferenceService
 from bigdl.nano.serving.statuses import CallerGoneError
 
 _BYTES_OF_ID, _OTHER_BYTES = 64, 64 << 10  # maximum bytes per id and for the rest of a body
-_KEYS = {"users", "k", "candidates", "deadline_ms"}
+_KEYS = {"users", "k", "candidates", "deadline_ms", "filter"}
+_BYTES_OF_EVENT = 512  # maximum mean number of bytes per event of a body
 
 
 class _Routes:
@@ -87,9 +92,36 @@ class _Routes:
                 "users should be a list of whole numbers", code="request-invalid", argument="users"
             )
         deadline = content.get("deadline_ms")
+        chosen = None if content.get("filter") is None else ItemFilter.of(content["filter"])
         return await self._answered(
-            request, content["users"], content.get("k", 10), content.get("candidates"), deadline
+            *(request, content["users"], content.get("k", 10), content.get("candidates")),
+            deadline,
+            chosen,
         )
+
+    async def post_events(self, request: HttpRequest) -> HttpAnswer:
+        """Answer ``POST /events``."""
+        most = _BYTES_OF_EVENT * self._limits.max_ids + _OTHER_BYTES
+        if len(request.body) > most:
+            raise UsageError(
+                f"The body may have at most {most} bytes, got {len(request.body)}",
+                code="request-limit",
+                limit=most,
+            )
+        content = parse_json(request.body)
+        if content.keys() != {"events"} or not isinstance(content["events"], list):
+            raise UsageError(
+                'The body should be an object such as {"events": [{"user": 1, "item": 7}]}',
+                code="request-invalid",
+                argument="events",
+            )
+        self._limits.check_ids(content["events"])
+        events = [Event.of(each) for each in content["events"]]
+        appending = self._run(request, lambda _: json_answer(asdict(self._append(events))).body)
+        return await appending
+
+    def _append(self, events: list[Event]) -> Appended:
+        return self._recommender.append(events)
 
     async def get(self, request: HttpRequest, user: str) -> HttpAnswer:
         """Answer ``GET /recommend/<user>``."""
@@ -106,6 +138,7 @@ class _Routes:
         k: int,
         candidates: int | None,
         deadline_ms: float | None,
+        item_filter: ItemFilter | None = None,
     ) -> HttpAnswer:
         self._limits.check_ids(users)
         self._limits.check_k("k", k)
@@ -116,19 +149,26 @@ class _Routes:
         deadline = None
         if deadline_ms is not None:
             deadline = check_number("deadline_ms", deadline_ms, above=0) / 1000
-        if self._working >= (self._limits.max_requests or math.inf):
-            raise OverloadError("Too many concurrent requests; try again later")
-        gone = threading.Event()
         ids = ids_of(users)
 
-        def content() -> bytes:
-            is_gone = lambda: gone.is_set() or self._has_ended  # noqa: E731
-            answers = self._recommender.recommend(ids, k, candidates, deadline, is_gone)
+        def content(is_gone: Callable[[], bool]) -> bytes:
+            answers = self._recommender.recommend(
+                ids, k, candidates, deadline, is_gone, item_filter
+            )
             return json_answer(
                 {"recommendations": [recommendation_json(each) for each in answers]}
             ).body
 
-        work = self._pool.submit(content)
+        return await self._run(request, content)
+
+    async def _run(
+        self, request: HttpRequest, content: Callable[[Callable[[], bool]], bytes]
+    ) -> HttpAnswer:
+        """Compute an answer in a thread; `content` gets a function that is True to stop it."""
+        if self._working >= (self._limits.max_requests or math.inf):
+            raise OverloadError("Too many concurrent requests; try again later")
+        gone = threading.Event()
+        work = self._pool.submit(content, lambda: gone.is_set() or self._has_ended)
         self._working += 1
         watching = asyncio.ensure_future(request.wait_until_gone())
         # Count it until the work ends, not until the client disconnects, because it holds a thread.
@@ -228,6 +268,7 @@ class HttpServer:
             self._routes = _Routes(recommender, limits, threads)
             routes["POST", "/recommend"] = self._routes.post
             routes["GET", "/recommend/{user}"] = self._routes.get
+            routes["POST", "/events"] = self._routes.post_events
         app = HttpApp(self._service, routes, {} if recommender is None else PATHS)
         try:
             self._thread = HttpThread(app, security.host, port, security.files(), shares_port)

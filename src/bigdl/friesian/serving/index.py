@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError, require
+from bigdl.friesian.serving.filters import ItemAttributes, ItemFilter
 from bigdl.friesian.serving.rows import Ids, ids_of, table_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ _FORMAT = "bigdl.friesian.ItemIndex"
 _MANIFEST = "index.json"
 _SLACK = 8  # extra candidates, because rounding may change the order of close scores in Faiss
 _FEW_QUERIES = 16  # from 20 queries on Faiss uses another algorithm with different rounding
+_FEW_ITEMS = 4096  # up to this number of accepted items, each of them is compared
+_FEW_IN_GRAPH = 50_000  # the same for approximate indexes, which lose items with a strict filter
 _OPTIONS: dict[str, dict[str, int | None]] = {
     "flat": {},
     "ivf": {"nlist": None, "nprobe": None},
@@ -177,6 +180,8 @@ class ItemIndex:
             )
         for name, value in options.items():
             check_integer(name, value, 1)
+        self.attributes = ItemAttributes()
+        self._merged_ids: tuple[_IndexState, np.ndarray] | None = None
         self._changing = threading.Lock()
         self._building: Future[None] | None = None
         numbers = ids_of(ids, "the index")
@@ -238,6 +243,17 @@ class ItemIndex:
         """Length of the vectors."""
         return self._state.vectors.shape[1]
 
+    @property
+    def ids(self) -> np.ndarray:
+        """Ids of all items; the same array until the items change."""
+        state = self._state
+        if not len(state.stale) and not len(state.added_ids):
+            return state.ids
+        known = self._merged_ids
+        if known is None or known[0] is not state:
+            known = self._merged_ids = state, state.merged()[0]
+        return known[1]
+
     def __len__(self) -> int:
         state = self._state
         return len(state.ids) - len(state.stale) + len(state.added_ids)
@@ -259,6 +275,7 @@ class ItemIndex:
         k: int,
         exclude: Sequence[Any] | None = None,
         allowed: ArrayLike | None = None,
+        item_filter: ItemFilter | None = None,
     ) -> Candidates:
         """Return the best items for user vectors.
 
@@ -270,6 +287,8 @@ class ItemIndex:
             Items to exclude per user, such as seen items.
         allowed : sequence of int, optional
             Restrict the candidates of all users to these items.
+        item_filter : ItemFilter, optional
+            Restrict the candidates of all users, also by :attr:`attributes`.
 
         Returns
         -------
@@ -288,12 +307,17 @@ class ItemIndex:
         seen = None if exclude is None else [ids_of(each, "exclude") for each in exclude]
         if allowed is not None:
             return _search_allowed(state, users, k, seen, np.unique(ids_of(allowed, "allowed")))
-        longest = max(map(len, seen), default=0) if seen else 0
-        fetch = min(k + longest + len(state.stale) + _SLACK, len(state.ids))
+        kept = self._accepted(state, item_filter)
+        if kept is not None:
+            count = int(kept[0].sum())
+            few = _FEW_ITEMS if state.index_type == "flat" else _FEW_IN_GRAPH
+            if count <= few or (state.index_type == "hnsw" and 20 * count < len(state.ids)):
+                return _search_accepted(state, users, k, seen, kept)
         best = []
         for start in range(0, len(users), _FEW_QUERIES):
             part = users[start : start + _FEW_QUERIES]
-            rows = self._search_base(state, part, fetch)
+            of_part = None if seen is None else seen[start : start + _FEW_QUERIES]
+            rows = self._search_base(state, part, k, of_part, None if kept is None else kept[0])
             for row, query in enumerate(part):
                 at = rows[row]
                 if len(at) and at.min() < 0:
@@ -301,27 +325,75 @@ class ItemIndex:
                 at = np.sort(at)  # so that ids ascend
                 ids, vectors = state.ids.take(at), state.vectors.take(at, axis=0)
                 if len(state.stale):
-                    kept = ~np.isin(ids, state.stale)
-                    ids, vectors = ids[kept], vectors[kept]
+                    current = ~np.isin(ids, state.stale)
+                    ids, vectors = ids[current], vectors[current]
                 if len(state.added_ids):
-                    ids = np.concatenate([ids, state.added_ids])
-                    vectors = np.concatenate([vectors, state.added_vectors])
-                best.append(_best(state, query, ids, vectors, k, seen and seen[start + row]))
+                    added = slice(None) if kept is None else kept[1]
+                    ids = np.concatenate([ids, state.added_ids[added]])
+                    vectors = np.concatenate([vectors, state.added_vectors[added]])
+                best.append(_best(state, query, ids, vectors, k, of_part and of_part[row]))
         return Candidates.joined(best)
 
-    def _search_base(self, state: _IndexState, users: np.ndarray, fetch: int) -> np.ndarray:
+    def _accepted(
+        self, state: _IndexState, item_filter: ItemFilter | None
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return masks of the base items and of the added items that a filter accepts."""
+        if item_filter is None:
+            return None
+        attributes = self.attributes
+        base = attributes.mask(state.ids, item_filter)
+        if len(state.stale):
+            base = base & ~np.isin(state.ids, state.stale)
+        return base, attributes.mask(state.added_ids, item_filter)
+
+    def _search_base(
+        self,
+        state: _IndexState,
+        users: np.ndarray,
+        k: int,
+        seen: list[np.ndarray] | None,
+        kept: np.ndarray | None,
+    ) -> Sequence[np.ndarray]:
+        """Return base positions per user that contain the best accepted items."""
+        faiss = require("faiss", "serving")
+        faiss.omp_set_num_threads(self._threads)  # applies to the calling thread
+        longest = max(map(len, seen), default=0) if seen else 0
+        if state.index_type == "flat" or not longest:
+            # More results than `k`; those that the user has seen are removed from them.
+            fetch = min(k + longest + len(state.stale) + _SLACK, len(state.ids))
+            bits = None if kept is None else np.packbits(kept, bitorder="little")
+            return self._search_bits(faiss, state, users, fetch, bits)
+        # An approximate search with seen items among its results would find too few others.
+        fetch = min(k + len(state.stale) + _SLACK, len(state.ids))
+        rows = []
+        for user, items in zip(users, seen or (), strict=True):
+            free = np.ones(len(state.ids), bool) if kept is None else kept.copy()
+            at = np.searchsorted(state.ids, items)
+            at = at[at < len(state.ids)]
+            free[at[np.isin(state.ids[at], items)]] = False
+            bits = np.packbits(free, bitorder="little")
+            rows.append(self._search_bits(faiss, state, user[None], fetch, bits)[0])
+        return rows
+
+    @staticmethod
+    def _search_bits(
+        faiss: Any, state: _IndexState, users: np.ndarray, fetch: int, bits: np.ndarray | None
+    ) -> np.ndarray:
         if not fetch:
             return np.zeros((len(users), 0), np.int64)
-        faiss = require("faiss", "serving")
-        parameters = None
+        selector = None if bits is None else faiss.IDSelectorBitmap(bits)
         if state.index_type == "hnsw":
             ef_search = max(state.options["ef_search"] or 0, fetch)
             parameters = faiss.SearchParametersHNSW(efSearch=ef_search)
         elif state.index_type == "ivf":
             parts = state.options["nprobe"] or max(8, state.base.nlist // 8)
             parameters = faiss.SearchParametersIVF(nprobe=min(parts, state.base.nlist))
-        faiss.omp_set_num_threads(self._threads)  # applies to the calling thread
-        return state.base.search(users, fetch, params=parameters)[1]
+        else:
+            parameters = None if selector is None else faiss.SearchParameters()
+        if selector is not None:
+            parameters.sel = selector
+        positions: np.ndarray = state.base.search(users, fetch, params=parameters)[1]
+        return positions
 
     # -- changing ---------------------------------------------------------------------------------
 
@@ -488,6 +560,7 @@ class ItemIndex:
             index._threads = check_integer("threads", threads, 1)
             index._rebuild_after = check_integer("rebuild_after", rebuild_after, 1)
             index._changing, index._building = threading.Lock(), None
+            index.attributes, index._merged_ids = ItemAttributes(), None
             index._state = _initial_state(
                 check_choice("kind", content["kind"], KINDS),
                 check_choice("metric", content["metric"], METRICS),
@@ -526,6 +599,31 @@ def _search_allowed(
             for row, query in enumerate(users)
         ]
     )
+
+
+def _search_accepted(
+    state: _IndexState,
+    users: np.ndarray,
+    k: int,
+    seen: list[np.ndarray] | None,
+    kept: tuple[np.ndarray, np.ndarray],
+) -> Candidates:
+    """Search only the items of the masks in `kept`, by computing the score of each of them."""
+    base = np.flatnonzero(kept[0])
+    ids = np.concatenate([state.ids[base], state.added_ids[kept[1]]])
+    vectors = np.concatenate([state.vectors[base], state.added_vectors[kept[1]]])
+    best = []
+    for row, query in enumerate(users):
+        of_user = None if seen is None else seen[row]
+        fetch = k + _SLACK + (0 if of_user is None else len(of_user))
+        at = np.arange(len(ids))
+        if 4 * fetch < len(ids):  # in float32 first; the best are compared exactly
+            rough = vectors @ query
+            if state.metric == "l2":
+                rough = 2 * rough - np.square(vectors).sum(1)
+            at = np.sort(np.argpartition(-rough, fetch)[:fetch])
+        best.append(_best(state, query, ids[at], vectors[at], k, of_user))
+    return Candidates.joined(best)
 
 
 def _best(

@@ -15,6 +15,19 @@ _REQUEST = {
         "k": {**_COUNT, "default": 10, "description": "maximum number of items per user"},
         "candidates": {**_COUNT, "description": "number of items to rank per user; at least k"},
         "deadline_ms": {"type": "number", "exclusiveMinimum": 0},
+        "filter": {
+            "type": "object",
+            "properties": {
+                "allow": {"type": "array", "items": _ID},
+                "deny": {"type": "array", "items": _ID},
+                "where": {
+                    "type": "object",
+                    "description": "per attribute of items: a value, a list of values, or an "
+                    "object with min and max",
+                },
+            },
+            "additionalProperties": False,
+        },
     },
     "required": ["users"],
     "additionalProperties": False,
@@ -35,6 +48,35 @@ _ANSWER = {
     "type": "object",
     "properties": {"recommendations": {"type": "array", "items": _RECOMMENDATION}},
     "required": ["recommendations"],
+}
+_EVENTS = {
+    "type": "object",
+    "properties": {
+        "events": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "user": _ID,
+                    "item": _ID,
+                    "time": {"type": "number", "description": "seconds since 1970; default: now"},
+                    "id": {
+                        "type": ["string", "integer"],
+                        "description": "an event is appended once per id",
+                    },
+                },
+                "required": ["user", "item"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["events"],
+    "additionalProperties": False,
+}
+_APPENDED = {
+    "type": "object",
+    "properties": {name: {"type": "integer"} for name in ("added", "repeated", "late")},
+    "required": ["added", "repeated", "late"],
 }
 _ERROR = {
     "type": "object",
@@ -58,10 +100,14 @@ def _of_json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-def _operation(summary: str, *errors: int, **more: object) -> dict[str, Any]:
-    responses = {
-        "200": {"description": "The recommended items of each user.", "content": _of_json(_ANSWER)}
-    }
+def _operation(
+    summary: str,
+    *errors: int,
+    answer: tuple[str, dict[str, Any]] = ("The recommended items of each user.", _ANSWER),
+    **more: object,
+) -> dict[str, Any]:
+    text, schema = answer
+    responses = {"200": {"description": text, "content": _of_json(schema)}}
     for status in sorted((400, 401, 403, 404, 405, 503, *errors)):
         content = _of_json(_ERROR)
         responses[str(status)] = {"description": _MEANINGS[status], "content": content}
@@ -78,6 +124,14 @@ PATHS: dict[str, Any] = {
             "Recommend items to some users.",
             *(408, 413, 415),
             requestBody={"content": _of_json(_REQUEST), "required": True},
+        )
+    },
+    "/events": {
+        "post": _operation(
+            "Append events to the histories of users.",
+            *(408, 413, 415),
+            answer=("Number of events by result.", _APPENDED),
+            requestBody={"content": _of_json(_EVENTS), "required": True},
         )
     },
     "/recommend/{user}": {

@@ -13,6 +13,7 @@ seconds. If one of them cannot be read, the old one stays in use.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -36,6 +37,7 @@ from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.common.memory import freeze_modules
 from bigdl.common.timeouts import RECOMMENDER_CLOSE_S, RECOMMENDER_END_S, SILENCE_S
 from bigdl.friesian.feature.pipeline import FeaturePipeline
+from bigdl.friesian.serving.attributes import StoreAttributes
 from bigdl.friesian.serving.clients import (
     RecommenderClient,
     RemoteFeatures,
@@ -43,12 +45,14 @@ from bigdl.friesian.serving.clients import (
     RemoteRecall,
 )
 from bigdl.friesian.serving.config import SERVICES, Config, read_config
+from bigdl.friesian.serving.events import DEFAULT_EVENTS, EventStore, open_events
 from bigdl.friesian.serving.http import HttpServer
 from bigdl.friesian.serving.index import ItemIndex
 from bigdl.friesian.serving.rankers import IndexRecall, ServedRanker
 from bigdl.friesian.serving.recommender import Recommender
 from bigdl.friesian.serving.redis_store import open_store
 from bigdl.friesian.serving.rows import ids_of, table_of
+from bigdl.friesian.serving.sequences import MODEL_FILE, SequenceRecall, newest_model
 from bigdl.friesian.serving.services import (
     FeatureService,
     Limits,
@@ -240,6 +244,8 @@ class Serving:
     def _recall_service(self, limits: Limits) -> Service:
         if self._is_routed:
             return RecallService(self._recall, self._recall, self.metrics, limits)
+        if "history.model" in self.config.values:
+            return RecallService(self._sequences, None, self.metrics, limits)
         index: Any = self._index
         if self._peers is not None:
             self._copy_items_of_peers(self._peers)
@@ -337,13 +343,78 @@ class Serving:
         def make() -> ItemIndex:
             index = config.checked("recall.index", ItemIndex.load, path, *options)
             self.metrics.watch("index_items", lambda: len(index))
+            if attributes := self._attributes_of(lambda: index.ids):
+                index.attributes = attributes
             return index
 
         return self._once("index", make)
 
     @property
-    def _local_recall(self) -> IndexRecall:
+    def _events(self) -> EventStore | None:
         config = self.config
+        if "history.events" not in config.values:
+            return None
+        options = (
+            config.get("history.events"),
+            config.get("history.prefix", ""),
+            config.get("history.most", DEFAULT_EVENTS),
+        )
+
+        def make() -> EventStore:
+            events = config.checked("history.events", open_events, *options)
+            if "://" not in options[0]:
+                self.metrics.watch("users_with_events", events.size)
+            return events
+
+        return self._once("events", make)
+
+    @property
+    def _sequences(self) -> SequenceRecall:
+        config = self.config
+        config.needed("history.events", "a sequence model")
+        events = self._events
+        assert events is not None
+        if config.shards:
+            raise config.error("history.model", "a sequence model cannot have shards of items")
+
+        def make() -> SequenceRecall:
+            folder, version = config.checked(
+                "history.model", newest_model, config.get("history.model")
+            )
+            recall = config.checked(
+                "history",
+                lambda: SequenceRecall(
+                    events,
+                    folder,
+                    index_type=config.get("history.kind", "flat"),
+                    filter_seen=config.get("history.seen", True),
+                    cache_bytes=config.get("history.cache_mb", 256) << 20,
+                    threads=config.get("recall.threads", 1),
+                    version=version,
+                ),
+            )
+            if attributes := self._attributes_of(lambda: recall.index.ids):
+                recall.attributes = attributes
+            self.metrics.watch("model_version", lambda: recall.version)
+            for name in ("users", "bytes", "same", "extended", "whole"):
+                self.metrics.watch(f"history_cache_{name}", partial(_cached, recall, name))
+            return recall
+
+        return self._once("sequences", make)
+
+    def _attributes_of(self, ids: Callable[[], np.ndarray]) -> StoreAttributes | None:
+        config, columns = self.config, self.config.get("recall.attributes")
+        if columns is None:
+            return None
+        return config.checked(
+            "recall.attributes", StoreAttributes, self._store, self._tables[1], columns, ids
+        )
+
+    @property
+    def _local_recall(self) -> IndexRecall | SequenceRecall:
+        config = self.config
+        if "history.model" in config.values:
+            return self._sequences
         vector, seen = config.get("recall.user_vector", "prediction"), config.get("recall.seen")
         features, table = self._features, self._tables[0]
         names = features.names(table)
@@ -486,6 +557,7 @@ class Serving:
                     item_memory=config.get("ranking.item_memory_mb", 1024) << 20,
                     user_memory=config.get("ranking.user_memory_mb", 64) << 20,
                     stages=names,
+                    events=self._events,
                     **functions,
                 ),
             )
@@ -503,6 +575,10 @@ class Serving:
         watched = {}
         if "index" in self._parts:
             watched["index"] = os.path.join(self.config.get("recall.index"), "index.json")
+        if "sequences" in self._parts:
+            with contextlib.suppress(UsageError):  # while the folder is replaced
+                folder, _ = newest_model(self.config.get("history.model"))
+                watched["model"] = os.path.join(folder, MODEL_FILE)
         return watched
 
     def _watch(self) -> None:
@@ -527,6 +603,11 @@ class Serving:
                     logger.warning("The new %s is now in use", name)
 
     def _reload(self, name: str) -> None:
+        if name == "model":
+            recall = self._parts["sequences"]
+            folder, version = newest_model(self.config.get("history.model"))
+            recall.swap(folder, version if version > recall.version else None)
+            return
         self._parts[name].swap(ItemIndex.load(self.config.get("recall.index")))
         self._added.clear()
 
@@ -560,6 +641,10 @@ class _SharedIndex:
         items = {int(item_id): np.asarray(vector, np.float32).tolist()}
         self._add(items)
         self._peers.ask("add", json.dumps(items).encode())
+
+
+def _cached(recall: SequenceRecall, name: str) -> int:
+    return recall.cache_info()[name]
 
 
 def _start_server(
@@ -673,9 +758,9 @@ def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
                 shard,
                 source[:-1],
             )
-    if not tables and "init.vectors" not in config.values:
+    if not tables and not {"init.vectors", "init.events"} & config.values.keys():
         raise UsageError(
-            f"{config.path}: the section init should have users and items, vectors, or all of them",
+            f"{config.path}: the section init should have users and items, vectors, or events",
             code="argument-missing",
             path=str(config.path),
         )
@@ -705,6 +790,23 @@ def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
         index = config.checked("init.vectors", lambda: ItemIndex.from_table(source, **options))
         config.checked("recall.index", index.save, path)
         written["index"] = len(index)
+    if "init.events" in config.values:
+        location = config.needed("history.events", "init")
+        options = {
+            f"{name}_col": config.get(f"init.event_{name}", name)
+            for name in ("user", "item", "time")
+        }
+        with config.checked(
+            "history.events",
+            open_events,
+            location,
+            config.get("history.prefix", ""),
+            config.get("history.most", DEFAULT_EVENTS),
+        ) as events:
+            added = config.checked(
+                "init.events", lambda: events.append_table(config.get("init.events"), **options)
+            )
+            written["events"] = added.added
     return written
 
 

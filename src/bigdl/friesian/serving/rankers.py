@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.index import Candidates, ItemIndex
 from bigdl.friesian.serving.rows import ids_of
 from bigdl.friesian.serving.stages import FeatureReader
@@ -33,10 +34,30 @@ Scores = np.ndarray | Mapping[str, np.ndarray]
 
 
 class CandidateGenerator(Protocol):
-    """Protocol of objects that find candidate items for users."""
+    """Protocol of objects that find candidate items for users.
+
+    Generators that support filters have a third parameter of ``candidates``, `item_filter`, and
+    methods ``check_filter`` and ``accepts``, as :class:`IndexRecall` has.
+    """
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
         """Return up to `k` items per user, best first; unknown users get no items."""
+
+
+@runtime_checkable
+class FilteringGenerator(Protocol):
+    """Protocol of candidate generators that support filters of items."""
+
+    def check_filter(self, item_filter: ItemFilter) -> None:
+        """Raise a UsageError if a filter cannot be applied."""
+
+    def accepts(self, items: np.ndarray, item_filter: ItemFilter) -> np.ndarray:
+        """Return a mask of the items that a filter accepts."""
+
+    def candidates(
+        self, user_ids: np.ndarray, k: int, item_filter: ItemFilter | None = None
+    ) -> Candidates:
+        """Return up to `k` accepted items per user, best first."""
 
 
 class Ranker(Protocol):
@@ -85,7 +106,17 @@ class IndexRecall:
         self._vector_col, self._seen_col, self._table = vector_col, seen_col, table
         self._columns = [vector_col] if seen_col is None else [vector_col, seen_col]
 
-    def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
+    def check_filter(self, item_filter: ItemFilter) -> None:
+        """Raise a UsageError if a filter uses unknown attributes of the index."""
+        self.index.attributes.check(item_filter)
+
+    def accepts(self, items: np.ndarray, item_filter: ItemFilter) -> np.ndarray:
+        """Return a mask of the items that a filter accepts."""
+        return self.index.attributes.mask(items, item_filter)
+
+    def candidates(
+        self, user_ids: np.ndarray, k: int, item_filter: ItemFilter | None = None
+    ) -> Candidates:
         """Return up to `k` items per user, best first; unknown users get no items."""
         users = self.store.read(self._table, user_ids, self._columns)
         known = np.flatnonzero(users.found)
@@ -102,7 +133,7 @@ class IndexRecall:
             lists = users[self._seen_col]
             rows = lists.take(pa.array(known)) if isinstance(lists, pa.Array) else lists[known]
             seen = [_items_of(each) for each in rows]
-        candidates = self.index.search(vectors[known], k, exclude=seen)
+        candidates = self.index.search(vectors[known], k, seen, item_filter=item_filter)
         if len(known) == len(users):
             return candidates
         counts = np.zeros(len(users), np.int64)

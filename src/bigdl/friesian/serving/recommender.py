@@ -19,8 +19,15 @@ import pyarrow as pa
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.feature.pipeline import FeaturePipeline
+from bigdl.friesian.serving.events import Appended, Event, EventStore
+from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.pairs import PairScores
-from bigdl.friesian.serving.rankers import CandidateGenerator, Ranker, ServedRanker
+from bigdl.friesian.serving.rankers import (
+    CandidateGenerator,
+    FilteringGenerator,
+    Ranker,
+    ServedRanker,
+)
 from bigdl.friesian.serving.rows import Column, as_numpy, ids_of
 from bigdl.friesian.serving.stages import (
     DEFAULT_STAGES,
@@ -88,6 +95,8 @@ class Recommender:
     stages : sequence of Stage or str, optional
         Stages to run in order: objects, or names such as ``"recall"``, ``"features"``,
         ``"ranking"`` and those that :func:`load_stage` accepts. Default: these three.
+    events : EventStore, optional
+        Receives the events of the servers' clients. Default: that of a :class:`SequenceRecall`.
     split : bool, default True
         Split the ranker: compute its user part once per user and its item part once per item, and
         cache both. It applies to a :class:`ServedModel` or :class:`ServedRanker` in OpenVINO that
@@ -144,8 +153,10 @@ class Recommender:
         item_memory: int = 1 << 30,
         user_memory: int = 64 << 20,
         stages: Sequence[Stage | str] | None = None,
+        events: EventStore | None = None,
     ):
         self.features, self.recall, self.ranker = features, recall, ranker
+        self.events: EventStore | None = events or getattr(recall, "events", None)
         self.default_candidates = check_integer("candidates", candidates, 1)
         self._deadline = None
         if deadline is not None:
@@ -206,6 +217,7 @@ class Recommender:
         candidates: int | None = None,
         deadline: float | None = None,
         is_gone: Callable[[], bool] | None = None,
+        item_filter: ItemFilter | None = None,
     ) -> list[Recommendation]:
         """Return the best items for each user, in the order of the users.
 
@@ -222,6 +234,8 @@ class Recommender:
             Seconds. Default: the deadline of the recommender.
         is_gone : callable, optional
             Called before each stage, in any thread; True stops the work.
+        item_filter : ItemFilter, optional
+            Recommend only the items that it accepts, also where popular items replace an answer.
 
         Returns
         -------
@@ -251,6 +265,8 @@ class Recommender:
         if not len(users):
             return []
 
+        popular = None if item_filter is None else self._accepted_popular(item_filter)
+
         def stopped() -> bool:
             return self._has_ended or (is_gone is not None and is_gone())
 
@@ -258,12 +274,51 @@ class Recommender:
         step = max(PAIRS_AT_ONCE // candidates, 1)
         with self.metrics.time("request"):
             for start in range(0, len(users), step):
-                batch = Batch(users[start : start + step], k, candidates, self.features)
+                batch = Batch(
+                    *(users[start : start + step], k, candidates, self.features),
+                    item_filter=item_filter,
+                    popular=popular,
+                )
                 answers += self._runner.answers(batch, end, stopped)
         for source in (RANKED, RECALLED, POPULAR):
             if count := sum(each.source == source for each in answers):
                 self.metrics.answered(source, count)
         return answers
+
+    def append(self, events: Iterable[Event]) -> Appended:
+        """Append events to the histories of users; later requests use them.
+
+        Parameters
+        ----------
+        events : iterable of Event
+
+        Raises
+        ------
+        UsageError
+            If the recommender has no event store, or the store cannot be written.
+        """
+        if self.events is None:
+            raise UsageError(
+                "This recommender keeps no events; configure a history with events",
+                code="unsupported",
+                argument="events",
+            )
+        with self.metrics.time("events"):
+            return self.events.append(events)
+
+    def _accepted_popular(self, item_filter: ItemFilter) -> np.ndarray:
+        """Check a filter, and return the popular items that it accepts."""
+        recall = self.recall
+        if not isinstance(recall, FilteringGenerator) or "recall" not in self.stages:
+            name = "nothing" if recall is None else type(recall).__name__
+            raise UsageError(
+                f"This recommender finds candidates by {name}, which does not support filters",
+                code="unsupported",
+                argument="filter",
+            )
+        recall.check_filter(item_filter)
+        popular = self._runner.popular
+        return popular[recall.accepts(popular, item_filter)]
 
     def check(self) -> None:
         """Raise a UsageError if the features lack columns of the ranker or pipeline."""
@@ -299,7 +354,11 @@ class RecallStage:
         self._recall = recall
 
     def run(self, batch: Batch) -> Batch:
-        candidates = self._recall.candidates(batch.users, batch.max_candidates)
+        if batch.item_filter is None:
+            candidates = self._recall.candidates(batch.users, batch.max_candidates)
+        else:
+            recall: FilteringGenerator = self._recall  # type: ignore[assignment]
+            candidates = recall.candidates(batch.users, batch.max_candidates, batch.item_filter)
         return replace(batch, candidates=candidates, partial=batch.partial or candidates.partial)
 
 

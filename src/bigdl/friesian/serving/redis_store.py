@@ -77,7 +77,7 @@ class RedisStore(FeatureStore):
             "socket_connect_timeout": timeout,
         }
         self._shown = url.rpartition("@")[2]
-        self._redis, self._is_cluster = _connected(url, options)
+        self._redis, self._is_cluster = connected_redis(url, options)
         self._error = require("redis", "serving").RedisError
         self._version = 0
         self._layouts: dict[str, Layout] = {}
@@ -273,7 +273,7 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in text)
 
 
-def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
+def connected_redis(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
     """Connect to a Redis URL; return the client, and True if it is a cluster."""
     redis = require("redis", "serving")
     scheme, mark, address = url.partition("://")

@@ -19,8 +19,15 @@ import pyarrow as pa
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.friesian.serving import wire
+from bigdl.friesian.serving.events import Event
+from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.index import ItemIndex
-from bigdl.friesian.serving.rankers import CandidateGenerator, Ranker, ServedRanker
+from bigdl.friesian.serving.rankers import (
+    CandidateGenerator,
+    FilteringGenerator,
+    Ranker,
+    ServedRanker,
+)
 from bigdl.friesian.serving.recommender import Recommender
 from bigdl.friesian.serving.rows import as_numpy
 from bigdl.friesian.serving.stages import RANKED, FeatureReader
@@ -28,6 +35,7 @@ from bigdl.nano.serving.access import ADMIN, METRICS
 from bigdl.nano.serving.grpc_port import GrpcCall, GrpcRefusal
 from bigdl.nano.serving.limits import ServingLimits
 from bigdl.nano.serving.metrics import ServingMetrics
+from bigdl.nano.serving.open_inference import parse_json
 from bigdl.nano.serving.protos import Message, MessageClass
 from bigdl.nano.serving.repository import UnknownModelError
 from bigdl.nano.serving.statuses import ERROR, status_of
@@ -303,7 +311,14 @@ class RecallService(Service):
 
     def _search(self, request: Message, context: GrpcCall) -> Message:
         k = self.limits.check_k("k", request.k)
-        candidates = self._recall.candidates(np.array([request.userID], np.int64), k)
+        users, chosen = np.array([request.userID], np.int64), _filter_of(request.filter)
+        if chosen is None:
+            candidates = self._recall.candidates(users, k)
+        elif not isinstance(self._recall, FilteringGenerator):
+            raise GrpcRefusal("FAILED_PRECONDITION", "This service does not support filters")
+        else:
+            self._recall.check_filter(chosen)
+            candidates = self._recall.candidates(users, k, chosen)
         if not len(candidates.ids):
             raise GrpcRefusal("NOT_FOUND", f"There are no candidates for the user {request.userID}")
         scores = candidates.scores.tolist() if "bigdl-scores" in _headers(context) else ()
@@ -456,6 +471,7 @@ class RecommenderService(Service):
     def functions(self) -> dict[str, Method]:
         return super().functions() | {
             "getRecommendIDs": self._recommend,
+            "appendEvents": self._append,
             "getClientMetrics": self._get_client_metrics,
         }
 
@@ -474,7 +490,8 @@ class RecommenderService(Service):
         count = candidates or max(k, self._recommender.default_candidates)
         self.limits.check_pairs(len(users), count)
         answers = self._recommender.recommend(
-            users, k, candidates, _time_left(context), lambda: not context.is_active()
+            *(users, k, candidates, _time_left(context), lambda: not context.is_active()),
+            _filter_of(request.filter),
         )
         counts = Counter(each.source for each in answers)
         source_counts = ",".join(f"{source}={count}" for source, count in sorted(counts.items()))
@@ -492,10 +509,28 @@ class RecommenderService(Service):
         ]
         return self._message("RecommendIDProbs", IDProbList=lists)
 
+    def _append(self, request: Message, context: GrpcCall) -> Message:
+        self.limits.check_ids(request.events)
+        result = self._recommender.append(
+            Event.of(
+                {"user": each.user, "item": each.item, "id": each.id}
+                | ({"time": each.time} if each.HasField("time") else {})
+            )
+            for each in request.events
+        )
+        return self._message(
+            "AppendedEvents", added=result.added, repeated_events=result.repeated, late=result.late
+        )
+
     def _get_client_metrics(self, request: Message, context: GrpcCall) -> Message:
         stages = self._recommender.stages
         stage_metrics = [each for each in self.metrics.summary() if each["name"] in stages]
         return self._message("ServerMessage", str=json.dumps(stage_metrics))
+
+
+def _filter_of(text: str) -> ItemFilter | None:
+    """Return the filter in a request's JSON; None for an empty string."""
+    return ItemFilter.of(parse_json(text.encode())) if text else None
 
 
 def _headers(context: GrpcCall) -> dict[str, str]:

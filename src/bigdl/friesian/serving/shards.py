@@ -29,6 +29,7 @@ from bigdl.friesian.serving.clients import (
     concat_features,
 )
 from bigdl.friesian.serving.errors import LostShardError
+from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.index import Candidates, best_first
 from bigdl.friesian.serving.rows import Features, Ids
 from bigdl.nano.serving.metrics import ServingMetrics
@@ -251,10 +252,20 @@ class ShardedRecall(_Sharded):
             shards, "recall", lambda address: RemoteRecall(address, **options), metrics
         )
 
-    def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
+    def check_filter(self, item_filter: ItemFilter) -> None:
+        """Do nothing: the shards check the filter in each search."""
+
+    def accepts(self, items: np.ndarray, item_filter: ItemFilter) -> np.ndarray:
+        """Return a mask as :meth:`RemoteRecall.accepts` does."""
+        mask: np.ndarray = self._replicas[0].each[0].client.accepts(items, item_filter)
+        return mask
+
+    def candidates(
+        self, user_ids: np.ndarray, k: int, item_filter: ItemFilter | None = None
+    ) -> Candidates:
         """Return up to `k` items per user; raise a LostShardError if no shard answers."""
         calls: dict[int, Callable[[Any], Any]] = {
-            index: lambda client: client.candidates(user_ids, k)
+            index: lambda client: client.candidates(user_ids, k, item_filter)
             for index in range(len(self.shards))
         }
         answers = self._call_shards(calls)

@@ -25,6 +25,7 @@ import pyarrow as pa
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.plugins import plugin
 from bigdl.friesian.serving.errors import LostShardError
+from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.index import Candidates, best_first
 from bigdl.friesian.serving.rows import Column, Features, Ids, ids_of
 from bigdl.nano.serving.metrics import ServingMetrics
@@ -126,6 +127,8 @@ class Batch:
         True if a shard was lost, so that its items are missing.
     resources : ExitStack
         Context managers to exit at the end of the request.
+    item_filter : ItemFilter or None
+        Filter of the request, which the stage ``recall`` applies.
 
     Examples
     --------
@@ -148,6 +151,9 @@ class Batch:
     partial: bool = False
     resources: ExitStack = field(default_factory=ExitStack, repr=False)
     pairs: PreparedScores | None = field(default=None, repr=False)
+    item_filter: ItemFilter | None = None
+    popular: np.ndarray | None = field(default=None, repr=False)
+    """Popular items that the filter accepts; None for all."""
 
     def __post_init__(self) -> None:
         if self.candidates is not None and len(self.candidates.counts) != len(self.users):
@@ -372,6 +378,11 @@ class StageRunner:
         self._pool: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
 
+    @property
+    def popular(self) -> np.ndarray:
+        """Items for users without candidates, best first."""
+        return self._popular
+
     def answers(
         self, batch: Batch, deadline: float | None, is_gone: Callable[[], bool]
     ) -> list[Recommendation]:
@@ -457,7 +468,11 @@ class StageRunner:
         batch, answers = progress.batch, []
         middle = len(batch.users) // 2
         for users in (batch.users[:middle], batch.users[middle:]):
-            half = Batch(users, batch.k, batch.max_candidates, batch.store)
+            half = Batch(
+                *(users, batch.k, batch.max_candidates, batch.store),
+                item_filter=batch.item_filter,
+                popular=batch.popular,
+            )
             part = replace(progress, batch=half)
             answers += self._run(part)
             if part.batch.partial:
@@ -472,7 +487,7 @@ class StageRunner:
             rows = slice(start, start + count)
             start += count
             if not count:
-                answers.append(self._most_popular(user, batch.k, "the user has no candidates"))
+                answers.append(self._most_popular(user, batch, "the user has no candidates"))
                 continue
             answer, why = None, "no candidate has a finite score"
             try:
@@ -510,18 +525,18 @@ class StageRunner:
     def _fallback(self, batch: Batch, reason: str) -> list[Recommendation]:
         """Answer with the candidates found so far or, if there are none, with popular items."""
         if batch.candidates is None:
-            return [self._most_popular(user, batch.k, reason) for user in batch.users.tolist()]
+            return [self._most_popular(user, batch, reason) for user in batch.users.tolist()]
         answers = []
         for user, part in zip(batch.users.tolist(), batch.candidates.split(), strict=True):
             if not len(part[0]):
-                answers.append(self._most_popular(user, batch.k, "the user has no candidates"))
+                answers.append(self._most_popular(user, batch, "the user has no candidates"))
             else:
                 ids, scores = (each[: batch.k] for each in part)
                 answers.append(Recommendation(user, ids, scores, RECALLED, reason))
         return answers
 
-    def _most_popular(self, user: int, k: int, reason: str) -> Recommendation:
-        ids = self._popular[:k]
+    def _most_popular(self, user: int, batch: Batch, reason: str) -> Recommendation:
+        ids = (self._popular if batch.popular is None else batch.popular)[: batch.k]
         return Recommendation(user, ids, np.zeros(len(ids), np.float32), POPULAR, reason)
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from bigdl.friesian.models.sequences.networks import (
     SequenceCache,
     SequenceModel,
 )
+from bigdl.friesian.models.sequences.saved import SavedSequenceModel
 
 __all__ = [
     "HSTU",
@@ -43,6 +44,7 @@ __all__ = [
     "NextItemOutput",
     "SASRec",
     "SampledSoftmax",
+    "SavedSequenceModel",
     "SequenceCache",
     "SequenceModel",
     "chunked_cross_entropy",

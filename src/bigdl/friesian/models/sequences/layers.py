@@ -47,7 +47,7 @@ class Attention(nn.Module):
         query = _heads(self.query(queries), self.heads)
         key, value = (_heads(part, self.heads) for part in self.key_value(rows).chunk(2, -1))
         key, value = _joined(cache, key, value)
-        if mask is None:
+        if mask is None and query.shape[2] > 1:  # a single row sees all steps
             mask = causal_mask(query.shape[2], key.shape[2], rows.device)
         rate = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, mask, rate)
@@ -161,6 +161,7 @@ class HSTUBlock(nn.Module):
         if self.of_time is not None and buckets is not None:
             bias = bias + self.of_time[buckets][:, None]
         weights = F.silu(query @ key.transpose(-1, -2) + bias) / self.max_len
-        weights = weights * causal_mask(rows, steps, x.device)
+        if rows > 1:  # a single row sees all steps
+            weights = weights * causal_mask(rows, steps, x.device)
         mixed = (weights @ value).transpose(1, 2).flatten(2)
         return x + self.join(self.dropout(self.after(mixed) * gate)), (key, value)

@@ -248,6 +248,12 @@ class SequenceCache:
     layers: list[tuple[Tensor, ...]] = field(default_factory=list)
     times: Tensor | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensors in bytes."""
+        sizes = [each.nbytes for layer in self.layers for each in layer]
+        return sum(sizes) + (0 if self.times is None else self.times.nbytes)
+
 
 class CausalModel(SequenceModel):
     """Base class of sequence models whose rows depend on earlier rows only.
@@ -264,6 +270,30 @@ class CausalModel(SequenceModel):
     >>> hidden.shape, cache.length
     (torch.Size([1, 1, 8]), 3)
     """
+
+    reads_padding = False
+    """Whether padding changes the cache, so that only sequences of one length are read together."""
+
+    def row_of(self, cache: SequenceCache, row: int, length: int) -> SequenceCache:
+        """Return the cache of one sequence of a padded batch.
+
+        Parameters
+        ----------
+        cache : SequenceCache
+            Result of :meth:`extend` for several sequences, padded at the end.
+        row : int
+        length : int
+            Number of events of the sequence.
+        """
+        times = None if cache.times is None else cache.times[row : row + 1, :length].clone()
+        if self.reads_padding:  # states of shape (layers, n, dim)
+            layers = [tuple(each[:, row : row + 1].clone() for each in cache.layers[0])]
+        else:
+            layers = [
+                tuple(each[row : row + 1, :, :length].clone() for each in layer)
+                for layer in cache.layers
+            ]
+        return SequenceCache(length, layers, times)
 
     def extend(
         self, item_seq: Tensor, time_seq: Tensor | None = None, cache: SequenceCache | None = None
@@ -522,6 +552,7 @@ class GRU4Rec(CausalModel):
         **options: float | bool | str | NextItemLoss | ArrayLike,
     ):
         super().__init__(items, max_len, dim, **options)  # type: ignore[arg-type]
+        self.reads_padding = True
         self.network = nn.GRU(dim, dim, check_positive("layers", layers), batch_first=True)
         self.after = nn.Linear(dim, dim)
         _initialize(self, self.after)
