@@ -36,6 +36,7 @@ $(VENV)/.installed: $(VENV)/.torch setup.py pyproject.toml
 # The packages that the demo needs.
 $(VENV)/.installed-demo: $(VENV)/.torch setup.py
 	$(PIP) -e '.[orca]' scikit-learn
+	-$(BIN)/bigdl-prepare
 	touch $@
 
 demo: $(VENV)/.installed-demo ## train, evaluate and predict on a Spark DataFrame in local mode

@@ -64,23 +64,36 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_is_told_once_of_the_archive(java_home, monkeypatch):
+@pytest.fixture
+def started(monkeypatch):
+    commands = []
+    monkeypatch.setattr(class_archive, "start_in_background", commands.append)
+    return commands
+
+
+def test_the_first_start_in_a_terminal_prepares_in_the_background(java_home, monkeypatch, started):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    class_archive.suggest_archive(java_home)
+    class_archive.prepare_in_background(java_home)
     assert sys.stderr.getvalue() == ""  # output to a log, not a terminal
     monkeypatch.setattr(sys, "stderr", Terminal())
-    class_archive.suggest_archive(java_home)
-    class_archive.suggest_archive(java_home)
+    with monkeypatch.context() as patch:
+        patch.setenv("BIGDL_NO_PREPARE", "1")
+        class_archive.prepare_in_background(java_home)
+    assert started == []
+    class_archive.prepare_in_background(java_home)
+    class_archive.prepare_in_background(java_home)
+    assert started == [[sys.executable, "-m", class_archive.__name__]]
     (line,) = sys.stderr.getvalue().splitlines()
-    assert "Run bigdl-prepare to start" in line
+    assert "BIGDL_NO_PREPARE=1 prevents it" in line
     assert class_archive.archive_options(java_home) == ""
 
 
-def test_a_home_that_cannot_be_written_is_told_nothing(java_home, tmp_path, monkeypatch):
+def test_a_home_that_cannot_be_written_is_told_nothing(java_home, tmp_path, monkeypatch, started):
     (tmp_path / "cache").write_text("a file where the folder would be")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    class_archive.suggest_archive(java_home)
+    class_archive.prepare_in_background(java_home)
     assert sys.stderr.getvalue() == ""
+    assert started == []
 
 
 @pytest.mark.slow

@@ -134,6 +134,11 @@ CLOSE_S = 5.0  # added to the time of running requests before the process is end
 WORKER_END_S = 10.0  # added to the grace period before a serving worker is killed
 REQUESTS_END_S = 30.0  # running requests may take this long at shutdown
 
+# -- preloaded processes ---------------------------------------------------------------------------
+
+PRELOADED_LOOK_S = 0.5  # interval at which a process that forks looks for ends of its forks
+PRELOADED_EXIT_S = 5.0  # a process that forks is killed if it does not end within this time
+
 # -- engines of language models -------------------------------------------------------------------
 
 ENGINE_LOOK_S = 0.05  # interval at which an engine's clients, and its start, are polled
@@ -179,6 +184,8 @@ ORDERS: tuple[tuple[float, ...], ...] = (
     (BROKER_PAUSE_S, BROKER_CALL_S, SINK_CALL_S, BROKER_S),
     # Several heartbeats are missed before a worker is replaced.
     (SERVING_HEARTBEAT_S, SILENCE_S),
+    # A process that forks has looked several times before it is killed.
+    (PRELOADED_LOOK_S, PRELOADED_EXIT_S),
     # An engine is polled several times before it ends or its start is given up.
     (ENGINE_LOOK_S, ENGINE_IDLE_S, ENGINE_START_S),
     # A connection outlives its slowest request.

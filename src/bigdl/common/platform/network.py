@@ -89,6 +89,16 @@ def local_listener(path: str, backlog: int) -> Listener:
     return Listener(path, "AF_UNIX", backlog=backlog)
 
 
+def local_socket(path: str) -> socket.socket:
+    """Listen at a path for connections of processes of this machine, where they can send files."""
+    if sys.platform == "win32":
+        raise OSError("Windows cannot send files over a socket")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    return listener
+
+
 def local_client(path: str) -> Connection:
     """Connect to a :func:`local_listener`."""
     if sys.platform == "win32":

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -79,6 +80,25 @@ def start_bound(command: Sequence[str], number: signal.Signals) -> subprocess.Po
             os._exit(1)
 
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
+
+
+_background: list[subprocess.Popen[bytes]] = []
+
+
+def start_in_background(command: Sequence[str]) -> None:
+    """Start a process with the lowest priority, without output, that may outlive this one."""
+    silent = subprocess.DEVNULL
+    if sys.platform == "win32":
+        flags = subprocess.IDLE_PRIORITY_CLASS | subprocess.DETACHED_PROCESS
+        process = subprocess.Popen(
+            command, stdin=silent, stdout=silent, stderr=silent, creationflags=flags
+        )
+    else:
+        nice = ["nice", "-n", "19", *command]
+        process = subprocess.Popen(
+            nice, stdin=silent, stdout=silent, stderr=silent, start_new_session=True
+        )
+    _background.append(process)  # Python warns of a forgotten process
 
 
 def wait_for_parent(parent: int) -> None:
@@ -286,6 +306,45 @@ def fork(target: Callable[..., object], args: tuple[object, ...]) -> BaseProcess
     process = multiprocessing.get_context("fork").Process(target=target, args=args)
     process.start()
     return process
+
+
+def fork_program(program: Callable[[], object]) -> int:
+    """Fork a process that runs a program and exits with its status; only if :func:`can_fork`.
+
+    Returns
+    -------
+    int
+        The process id, for :func:`exit_status`.
+    """
+    if sys.platform == "win32":
+        raise OSError("Windows cannot fork processes")
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        program()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def exit_status(pid: int) -> int | None:
+    """Return the exit status of a process of :func:`fork_program`, or None while it runs.
+
+    It is negative if a signal has ended the process, and can be read once.
+    """
+    if sys.platform == "win32":
+        raise OSError("Windows cannot fork processes")
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def loader_context(preload: Sequence[str]) -> multiprocessing.context.BaseContext:

@@ -3,8 +3,8 @@
 A JVM memory-maps such an archive instead of loading, verifying and linking some 14,000 classes
 from 400 JARs (application class-data sharing, JEP 310 of OpenJDK).  :func:`make_class_archive`,
 the command ``bigdl-prepare``, creates it for a machine's Java and PySpark.
-``init_orca_context`` uses it when this process starts Spark's JVM.  A JVM with another class path
-ignores it.
+``init_orca_context`` uses it when this process starts Spark's JVM, and creates it in the background
+at the first start in a terminal or a notebook.  A JVM with another class path ignores it.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.processes import start_in_background
 from bigdl.common.private_folders import cache_directory, remove_old
 from bigdl.common.timeouts import UNUSED_CLASSES_S
 from bigdl.orca.cluster.java import find_java
@@ -89,10 +90,11 @@ def archive_options(java_home: Path) -> str:
     return f"{shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xlog:cds=off"
 
 
-def suggest_archive(java_home: Path) -> None:
-    """Suggest ``bigdl-prepare`` once, in a terminal or a notebook.
+def prepare_in_background(java_home: Path) -> None:
+    """Start ``bigdl-prepare`` once, in a terminal or a notebook.
 
-    The message appears once per Java and PySpark, and only if an archive can be stored.
+    It runs at the lowest priority and may end after this process.  This happens once per Java and
+    PySpark, only if an archive can be stored, and not if ``BIGDL_NO_PREPARE`` is set.
 
     Parameters
     ----------
@@ -100,15 +102,17 @@ def suggest_archive(java_home: Path) -> None:
     """
     from bigdl.training.progress import progress_form
 
-    if progress_form() != "bar":  # neither a terminal nor a notebook
+    # neither a terminal nor a notebook, or not wanted
+    if progress_form() != "bar" or os.environ.get("BIGDL_NO_PREPARE"):
         return
-    with contextlib.suppress(OSError):  # already suggested, or the cache is not writable
+    with contextlib.suppress(OSError):  # already started, or the cache is not writable
         marker = class_archive(java_home).with_suffix(".said")
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch(exist_ok=False)
+        start_in_background([sys.executable, "-m", __name__])
         sys.stderr.write(
-            "Run bigdl-prepare to start Spark about 30 % faster on this machine (it takes a "
-            f"minute, and 200 MB in {marker.parent}; this message appears only once)\n"
+            "Preparing faster starts of Spark in the background, once for this machine (a minute "
+            f"at low priority, and 200 MB in {marker.parent}; BIGDL_NO_PREPARE=1 prevents it)\n"
         )
 
 
@@ -183,3 +187,7 @@ def main() -> None:
         print(f"Spark starts with the classes in {make_class_archive()}")
     except UsageError as error:
         sys.exit(f"bigdl-prepare: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,7 @@ from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError
 from bigdl.common.private_folders import LockedFolder, process_folder
 from bigdl.common.timeouts import JVM_EXIT_S, JVM_STOP_S
-from bigdl.orca.cluster.class_archive import archive_options, suggest_archive
+from bigdl.orca.cluster.class_archive import archive_options, prepare_in_background
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.jvm import JvmWatch, quiet_accumulators
@@ -38,6 +38,7 @@ from bigdl.orca.cluster.versions import python_mismatch
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.jobs import PYSPARK_CONTEXT
 from bigdl.runtime.launch import OutputForwarder
+from bigdl.runtime.preloaded import ADDRESS, MODULE, Preloaded, can_preload
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -68,11 +69,25 @@ START_ATTEMPTS = 3
 DAEMON = "bigdl.orca.cluster.python_daemon"
 """Module that forks Spark's Python workers on this machine."""
 
+FORKING_DAEMON = "bigdl.runtime.preloaded"
+"""Module that runs :data:`DAEMON` in a fork of a process that has imported its modules already."""
+
 LONGEST_SOCKET = 103
 """Maximum bytes of a Unix socket path, on all systems."""
 
 _START_LINES = ("WARNING: Using incubator modules: jdk.incubator.vector",)
 """Java's messages about options that Spark sets."""
+
+LATE_COMPILER = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 "
+    "-XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000 "
+    "-XX:Tier4BackEdgeThreshold=400000"
+)
+"""JVM options that optimize code after ten times the usual number of calls.
+
+Code that runs at the start only is then not optimized, which took half of the processor; code of
+long jobs is optimized a moment later.
+"""
 
 _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 _SOCKETS = "spark.python.unix.domain.socket"
@@ -167,6 +182,8 @@ class LaunchedSpark:
                 conf.set(_EXECUTOR_OPTIONS, f"{archive} {options}".strip())
             variables = _java_environment(java.home, archive, folder.path)
             with EnvContext({**environment, **variables}):
+                with contextlib.suppress(OSError):  # Spark's daemon then imports them itself
+                    conf.setAll(list(_preload(properties, cleanup).items()))
                 with _importing(_TABLE_MODULES):
                     gateway = _launch_gateway(shown, cleanup, log_output)
                 cleanup.callback(_shut_down, gateway)
@@ -185,7 +202,7 @@ class LaunchedSpark:
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
             ship_modules(sc)
             if not archive and properties.get("spark.driver.host") == LOOPBACK:
-                suggest_archive(java.home)
+                prepare_in_background(java.home)
             return cls(sc, cleanup.pop_all())
 
     def end(self, reason: str) -> None:
@@ -451,6 +468,7 @@ def _java_environment(home: Path, archive: str, directory: str = "") -> dict[str
     """
     user_options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     settings = [
+        LATE_COMPILER,
         _temporary_option(directory),
         archive,
         _logging_option(user_options),
@@ -528,6 +546,46 @@ def _daemon_properties(conf: Mapping[str, str]) -> dict[str, str]:
     return {
         "spark.python.daemon.module": DAEMON,
         **{f"spark.executorEnv.{name}": value for name, value in variables.items()},
+    }
+
+
+def _preload(properties: Mapping[str, str], cleanup: contextlib.ExitStack) -> dict[str, str]:
+    """Import the modules of Spark's Python daemon while the JVM starts.
+
+    Returns properties with which Spark's daemon is a fork of the process that imports them.
+    """
+    is_local = properties.get("spark.master", "").startswith("local[")
+    is_ours = properties.get("spark.python.daemon.module") == DAEMON
+    if not (is_local and is_ours and can_preload()):
+        return {}
+    prefix = "spark.executorEnv."
+    of_executors = {
+        name.removeprefix(prefix): value
+        for name, value in properties.items()
+        if name.startswith(prefix)
+    }
+    variables = {**os.environ, **of_executors}
+    # as Spark sets them for its daemon; if they differed, the daemon would not use this process
+    variables.setdefault("PYTHONHASHSEED", "0")
+    variables.setdefault("OMP_NUM_THREADS", properties.get("spark.task.cpus", "1"))
+    variables["PYTHONUNBUFFERED"] = "YES"
+    home = Path(spark_home())
+    archives = [*home.glob("python/lib/pyspark.zip"), *home.glob("python/lib/py4j-*-src.zip")]
+    archives += home.glob("jars/spark-core_*.jar")
+    variables["PYTHONPATH"] = os.pathsep.join([*map(str, archives), variables["PYTHONPATH"]])
+    folder = LockedFolder("preloaded", longest=LONGEST_SOCKET - len("/preloaded"))
+    cleanup.callback(folder.close)
+    process = Preloaded(
+        variables.get("PYSPARK_PYTHON", sys.executable),
+        [*variables["BIGDL_PRELOAD"].split(","), "pyspark.daemon"],
+        variables,
+        folder.path,
+    )
+    cleanup.callback(process.close)
+    return {
+        "spark.python.daemon.module": FORKING_DAEMON,
+        f"{prefix}{ADDRESS}": process.address,
+        f"{prefix}{MODULE}": DAEMON,
     }
 
 
