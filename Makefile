@@ -77,6 +77,7 @@ release: docs $(VENV)/.installed-release ## build and check wheel, source archiv
 	$(MAKE) --no-print-directory sbom
 	$(BIN)/python scripts/check_release.py dist/*.whl
 	$(BIN)/python scripts/check_site.py docs/_build/html
+	$(BIN)/python scripts/publish_site.py docs/_build/html docs/_build/site
 
 # The packages of an installation with all extras and the tested versions, as CycloneDX.
 SBOM := .venv-sbom

@@ -1,12 +1,14 @@
 """Sphinx configuration; ``make docs`` builds the pages and takes a warning for an error.
 
-With the address of the published site in the variable ``BIGDL_DOCS_URL``,
-``sitemap.xml`` is written.
+With the address of the published site in the variable ``BIGDL_DOCS_URL``, ``sitemap.xml`` is
+written. With the address of the repository, by ``scripts/set_repository.py`` or in
+``BIGDL_REPOSITORY``, the pages have links to it, and notebooks have links to Colab and Binder.
 """
 
 import html
 import os
 import re
+from importlib.metadata import metadata
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ html_theme = "furo"
 html_title = f"BigDL {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
-html_js_files = ["copy.js"]
+html_js_files = ["copy.js", "versions.js"]
 html_logo = "_static/logo.svg"
 html_favicon = "_static/logo.svg"
 html_show_sourcelink = False
@@ -36,6 +38,28 @@ pygments_dark_style = "github-dark"  # furo's default underlines the names of mo
 html_baseurl = os.environ.get("BIGDL_DOCS_URL", "")
 if html_baseurl:
     html_baseurl = html_baseurl.rstrip("/") + "/"
+
+_SOURCES = [
+    url.removeprefix("Source, ")
+    for url in metadata("bigdl").get_all("Project-URL") or []
+    if url.startswith("Source, ")
+]
+_REPOSITORY = os.environ.get("BIGDL_REPOSITORY", next(iter(_SOURCES), "")).rstrip("/")
+_GITHUB = "https://github.com/"
+if _REPOSITORY.startswith(_GITHUB):
+    html_theme_options = {
+        "source_repository": f"{_REPOSITORY}/",
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
+html_context = {"repository": _REPOSITORY}
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        *(f"sidebar/{name}.html" for name in ("brand", "search", "scroll-start", "navigation")),
+        *(f"sidebar/{name}.html" for name in ("scroll-end", "versions")),
+    ]
+}
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -105,8 +129,27 @@ def _index_codes(app: Any, page: str, source: list[str]) -> None:
     source[0] = before + heading + block + after
 
 
+def _link_notebooks(app: Any, page: str, source: list[str]) -> None:
+    """Add links to Colab and Binder after the path of a notebook."""
+    if not _REPOSITORY.startswith(_GITHUB):
+        return
+    name = _REPOSITORY.removeprefix(_GITHUB)
+
+    def links(match: re.Match[str]) -> str:
+        path = match[1]
+        binder = f"https://mybinder.org/v2/gh/{name}/HEAD?urlpath=lab/tree/{path}"
+        out = [f"[open in Binder]({binder})"]
+        if not path.startswith("examples/applications/"):  # these import modules of their folder
+            colab = f"https://colab.research.google.com/github/{name}/blob/main/{path}"
+            out.insert(0, f"[open in Colab]({colab})")
+        return f"{match[0]} ({', '.join(out)})"
+
+    source[0] = re.sub(r"`(examples/[\w/]+\.ipynb)`", links, source[0])
+
+
 def setup(app: Any) -> None:
     """Connect the functions of this file to the build."""
     app.connect("source-read", _index_codes)
+    app.connect("source-read", _link_notebooks)
     app.connect("html-page-context", _add_card)
     app.connect("build-finished", _write_sitemap)

@@ -1,6 +1,11 @@
 """Scripts that draw the front page and check the built pages."""
 
+import ast
 import importlib.util
+import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -65,3 +70,70 @@ def test_links_to_nothing_are_found(tmp_path):
         "index.html: link to folder/page.html#there: the page has no such anchor",
         "index.html: link to picture.svg: there is no such file",
     ]
+
+
+def test_the_notebook_pages_have_the_code_of_the_notebooks():
+    script = load_script("notebook_pages")
+    for path, name in script.PAGES.items():
+        cells = json.loads((ROOT / "examples" / path).read_text(encoding="utf-8"))["cells"]
+        code = ["".join(each["source"]) for each in cells if each["cell_type"] == "code"]
+        page = (ROOT / "docs" / "notebooks" / f"{name}.md").read_text(encoding="utf-8")
+        shown = script.code_of(page)
+        assert shown == [each for each in code if "find_spec" not in each], (
+            f"run: python scripts/notebook_pages.py {path}"
+        )
+
+
+def test_one_address_reaches_setup_the_notebooks_and_leaves_no_trace(tmp_path):
+    script = load_script("set_repository")
+    files = ["setup.py", *(f"examples/{name}" for name in script.EXTRAS)]
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    before = [(tmp_path / name).read_text(encoding="utf-8") for name in files]
+    script.set_repository(tmp_path, "")
+    script.set_repository(tmp_path, "https://github.com/some/fork")
+    script.set_repository(tmp_path, "https://github.com/owner/bigdl")
+    for name in files:
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert text.count("https://github.com/owner/bigdl") == 1, name
+        assert "some/fork" not in text, name
+        if name == "setup.py":
+            ast.parse(text)
+    script.set_repository(tmp_path, "")
+    assert [(tmp_path / name).read_text(encoding="utf-8") for name in files] == before
+
+
+def test_pages_link_to_the_repository_if_its_address_is_set(tmp_path, monkeypatch):
+    docs = tmp_path / "docs"
+    for folder in ("_static", "_templates"):
+        shutil.copytree(ROOT / "docs" / folder, docs / folder)
+    shutil.copy(ROOT / "docs" / "conf.py", docs)
+    (docs / "index.md").write_text(
+        "# BigDL\n\n`examples/orca/quickstart.ipynb` and `examples/applications/nowcasting.ipynb`\n"
+    )
+    monkeypatch.setenv("BIGDL_REPOSITORY", "https://github.com/owner/bigdl")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(docs)]
+    subprocess.run([*command, str(tmp_path / "html")], check=True, timeout=240)
+    page = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
+    path = "github/owner/bigdl/blob/main/examples/orca/quickstart.ipynb"
+    assert f"https://colab.research.google.com/{path}" in page
+    assert "https://mybinder.org/v2/gh/owner/bigdl/HEAD?urlpath=lab/tree/examples/applic" in page
+    assert 'href="https://github.com/owner/bigdl"' in page
+    assert "colab.research.google.com/github/owner/bigdl/blob/main/examples/app" not in page
+
+
+def test_published_versions_are_listed_and_the_stable_one_is_the_first_page(tmp_path):
+    script = load_script("publish_site")
+    for version in ("3.9.0", "3.10.0", "3.11.0rc1"):
+        site = tmp_path / f"built-{version}"
+        site.mkdir()
+        (site / "index.html").write_text(f"<title>BigDL {version}</title>")
+        names = script.publish(site, tmp_path / "all")
+    assert names == ["3.11.0rc1", "3.10.0", "3.9.0"]
+    assert json.loads((tmp_path / "all" / "versions.json").read_text()) == names
+    assert "url=3.10.0/" in (tmp_path / "all" / "index.html").read_text()
+    assert (tmp_path / "all" / "3.9.0" / "index.html").exists()
+    (tmp_path / "built-3.9.0" / "index.html").write_text("<title>Other</title>")
+    with pytest.raises(SystemExit, match="no version in its title"):
+        script.publish(tmp_path / "built-3.9.0", tmp_path / "all")

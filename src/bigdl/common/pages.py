@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from bigdl.common.storage import write_bytes
 
@@ -13,6 +15,9 @@ PALETTE = (
     *("#d62728", "#9467bd", "#8c564b", "#9e9e9e"),
 )
 """Colours of the parts of a bar, which have contrast on white and on black."""
+
+_MEASURE = re.compile(r"[\d,.]+ (%|MB|GB|s|ms)")
+"""Text of a cell that is a number with a unit."""
 
 _STYLE = """
 .bigdl-page{font:14px/1.45 system-ui,sans-serif;max-width:900px}
@@ -29,7 +34,8 @@ _STYLE = """
 .bigdl-page .key i{display:inline-block;width:.75em;height:.75em;margin-right:.4em}
 .bigdl-page .note{border-left:4px solid #ff7f0e;padding:.3em .8em;margin:.4em 0;
  background:#ff7f0e1a}
-.bigdl-page .dim{opacity:.7}.bigdl-page svg{max-width:100%;height:auto}
+.bigdl-page .dim{opacity:.7}.bigdl-page .scrolls svg{min-width:32em}
+.bigdl-page svg{max-width:100%;height:auto}
 """
 _BODY = """
 :root{color-scheme:light dark}body{margin:2em auto;padding:0 1.2em;max-width:900px;
@@ -68,7 +74,7 @@ class Page:
 
     def add_html(self, content: str) -> None:
         """Add trusted HTML, such as the SVG of a chart."""
-        self._parts.append(content)
+        self._parts.append(f"<div class='scrolls'>{content}</div>")
 
     def add_table(self, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Add a table; floats have four significant digits.
@@ -86,7 +92,12 @@ class Page:
         table = f"<table{css}>{f'<tr>{head}</tr>' if names else ''}{body}</table>"
         self._parts.append(f"<div class='scrolls'>{table}</div>")
 
-    def add_bars(self, bars: Mapping[str, Mapping[str, float]], unit: str = "s") -> None:
+    def add_bars(
+        self,
+        bars: Mapping[str, Mapping[str, float]],
+        unit: str = "s",
+        colours: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Add bars that are divided into parts, with one legend.
 
         Parameters
@@ -95,9 +106,12 @@ class Page:
             Parts of each bar by label; a bar's parts are shown as shares of its sum.
         unit : str
             Unit of the values.
+        colours : dict of str to str
+            Fixed colours of labels; the others get those of ``PALETTE``, in turn.
         """
         labels = list(dict.fromkeys(label for parts in bars.values() for label in parts))
-        colours = dict(zip(labels, PALETTE * (1 + len(labels) // len(PALETTE)), strict=False))
+        palette = PALETTE * (1 + len(labels) // len(PALETTE))
+        colours = {**dict(zip(labels, palette, strict=False)), **colours}
         largest = dict.fromkeys(labels, 0.0)
         for name, parts in bars.items():
             total = sum(parts.values()) or 1.0
@@ -115,7 +129,8 @@ class Page:
             self._parts.append(f"<div class='bar'>{spans}</div>")
         keys = ""
         for label in labels:
-            text = html.escape(f"{label} {_percent(largest[label])}")
+            upto = "up to " if len(bars) > 1 and largest[label] >= 1 else ""
+            text = html.escape(f"{label} {upto}{_percent(largest[label])}")
             keys += f"<span class='key'><i style='background:{colours[label]}'></i>{text}</span>"
         self._parts.append(f"<div>{keys}</div>")
 
@@ -161,6 +176,8 @@ def _cell(value: object) -> str:
         return f"<td class='n'>{value:{',.0f' if abs(value) >= 1000 else '.4g'}}</td>"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"<td class='n'>{value:,}</td>"
+    if isinstance(value, str) and _MEASURE.fullmatch(value):
+        return f"<td class='n'>{value}</td>"
     return _text_cell(value)
 
 

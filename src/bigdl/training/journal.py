@@ -142,6 +142,10 @@ def settings_of(settings: RunSettings) -> dict[str, str]:
         is_simple = isinstance(value, bool | int | float | str)
         if is_simple and each.default is not MISSING and value == each.default:
             continue
+        if each.default_factory is not MISSING and _text_of(value) == _text_of(
+            each.default_factory()
+        ):
+            continue
         if each.name in _HIDDEN or value is None or value is False or value in ("", [], ()):
             continue
         text = value if isinstance(value, str) else _text_of(value)

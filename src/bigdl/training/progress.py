@@ -1,10 +1,12 @@
 """Progress display of a fit or a search in the driver: a bar on a terminal, else lines."""
 
+import contextlib
 import importlib.util
 import logging
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bigdl.training.metrics import headline
@@ -19,6 +21,8 @@ __all__ = [
     "progress_form",
     "progress_of",
 ]
+
+_SILENCE = 2.0  # seconds; a shorter wait needs no line
 
 
 def in_notebook() -> bool:
@@ -163,6 +167,18 @@ def say_phase(phase: str) -> None:
     """Print the name of a phase unless the level of BigDL's loggers hides progress."""
     if progress_level() <= logging.INFO:
         say(phase)
+
+
+@contextlib.contextmanager
+def slow_phase(phase: str) -> Iterator[None]:
+    """Print the name of a phase if it takes longer than two seconds."""
+    timer = threading.Timer(_SILENCE, say_phase, [phase])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def progress_level() -> int:

@@ -21,6 +21,10 @@ __all__ = ["FitReport", "LiveReport"]
 
 logger = logging.getLogger("bigdl.orca")
 
+_PHASE_COLOURS = (  # fetch, forward, backward and exchange as in the chart of the metrics
+    *("#1f77b4", "#17a2b8", "#ff7f0e", "#2ca02c", "#d62728"),
+    *("#9e9e9e", "#9467bd", "#8c564b", "#bcbd22"),
+)
 PHASES = {
     "fetch_s": "loading batches",
     "move_s": "moving to the device",
@@ -33,6 +37,8 @@ PHASES = {
     "other_s": "callbacks and other",
 }
 """Phases of an epoch and their names in the report."""
+
+_COLOURS = dict(zip(PHASES.values(), _PHASE_COLOURS, strict=True))
 
 _MAX_SENTENCES = 3
 _WORTH = 2.0  # a smaller saving needs no advice
@@ -286,7 +292,7 @@ class FitReport:
                     f"{100 * each['wait_s'] / busy:.0f} %",
                 )
             )
-        page.add_bars(bars)
+        page.add_bars(bars, colours={**_COLOURS, _WHOLE: _COLOURS[PHASES["forward_s"]]})
         names = ("worker", "host", "rows", "rows/s", "peak memory", "waiting")
         page.add_table(names, rows)
 

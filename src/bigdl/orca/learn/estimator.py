@@ -44,6 +44,7 @@ from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.fit import FitCall, TrainingSession
 from bigdl.training.journal import FitJournal
 from bigdl.training.metrics import headline
+from bigdl.training.progress import say_phase, slow_phase
 from bigdl.training.report import FitReport, LiveReport
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class PredictingEstimator(ABC):
             facts = {"data": input_type_of(data, self.framework), **self._prediction_facts(request)}
             self._prediction_report = PredictionReport(facts)
             predictor = _with_report(predictor, self._prediction_report, request.report, cluster)
-        with UserFramesOnly():
+        with UserFramesOnly(), slow_phase("predicting"):
             return feed.predict(predictor, cluster)
 
     def _prediction_facts(self, request: PredictionRequest) -> dict[str, object]:
@@ -607,7 +608,11 @@ class TrainingEstimator(PredictingEstimator):
     # -- evaluate, predict -----------------------------------------------------------------------
 
     def _run_evaluation(
-        self, program: Callable, feed: Feed, max_failures: int | FailurePolicy | None
+        self,
+        program: Callable,
+        feed: Feed,
+        max_failures: int | FailurePolicy | None,
+        verbose: int | str = 1,
     ) -> Any:
         """Run an evaluation program on a Feed's rows; return None if there are no rows."""
         policy = self._backend.failure_policy(max_failures)
@@ -617,10 +622,18 @@ class TrainingEstimator(PredictingEstimator):
             weights = self._weights()
         else:  # workers read the table rows themselves
             weights, options = snapshot.files["model.pt"], {"slices": slices.to_json()}
-        with self._engine().open(program, feed) as job:
+
+        engine, say = self._engine(), say_phase if verbose != 0 else lambda phase: None
+
+        def on_event(topic: str, value: object) -> None:
+            if topic == "phase" and value != "running":
+                say(str(value))
+
+        say(f"evaluating with {engine.num_workers} workers".replace(" 1 workers", " 1 worker"))
+        with engine.open(program, feed) as job:
             try:
                 return policy.run(
-                    lambda: job.attempt(options, weights or None)[0], "evaluating again"
+                    lambda: job.attempt(options, weights or None, on_event)[0], "evaluating again"
                 )
             except NoRows:
                 return None

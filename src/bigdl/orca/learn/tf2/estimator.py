@@ -511,7 +511,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         )
         packed = Packed.of(self._parts, callbacks)
         program = KerasEvaluateProgram(packed, config, self._sync, settings, self._training.seed)
-        metrics = self._run_evaluation(program, feed, max_failures)
+        metrics = self._run_evaluation(program, feed, max_failures, verbose)
         if metrics is None:
             raise UsageError("The data to evaluate has no rows", code="data-empty")
         return EvaluationMetrics({f"validation_{name}": value for name, value in metrics.items()})
