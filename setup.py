@@ -71,6 +71,7 @@ LLM = [
     *NANO,
     "openvino-genai>=2026.4,<2027",
     "openvino-tokenizers>=2026.4,<2027",
+    "peft>=0.21,<1",
     "safetensors>=0.5",
     "tokenizers>=0.22",
     "transformers>=5.20,<6",

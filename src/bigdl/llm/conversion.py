@@ -112,7 +112,7 @@ def convert_encoder(
 
     model_class = transformers.AutoModelForSequenceClassification
     with (
-        _quiet_loading(),
+        quiet_loading(),
         as_usage_error(f"The model in {str(folder)!r} cannot be loaded", code="model-unsupported"),
     ):
         if task == EMBED:
@@ -470,7 +470,7 @@ def _context_length(file: Path) -> int:
 
 
 @contextlib.contextmanager
-def _quiet_loading() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """Context manager without the progress bars and notes of transformers."""
     from transformers.utils import logging as transformers_logging
 

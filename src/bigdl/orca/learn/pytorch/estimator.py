@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import logging
 import os
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -64,10 +65,14 @@ from bigdl.training.progress import progress_form, progress_level
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 from bigdl.training.virtual_shards import DEFAULT_SHARDS, check_virtual_shards
 
+if TYPE_CHECKING:
+    from bigdl.llm.tuning import TextEstimator
+
 __all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]
 
 logger = logging.getLogger("bigdl.orca")
 
+_TUNING = "bigdl.llm.tuning.estimator"
 _NO_MODEL = "Must provide callable function for model_creator or load a saved model."
 _INTERVALS = {None: None, "batch": "step", "epoch": "epoch", "manual": "manual"}
 
@@ -251,6 +256,81 @@ class Estimator:
         return PyTorchEstimator(
             parts, options, metrics=metrics, use_tqdm=use_tqdm, precision=check_precision(precision)
         )
+
+    @staticmethod
+    def from_transformers(
+        model_dir: str | os.PathLike,
+        *,
+        task: str,
+        peft: object = None,
+        tokenizer: object = None,
+        labels: Sequence[str] | None = None,
+        optimizer: Callable | None = None,
+        learning_rate: float | None = None,
+        gradient_checkpointing: bool = False,
+        precision: str = "fp32",
+        base_precision: str = "fp32",
+        backend: str = "spark",
+        checkpoint_dir: str | None = None,
+        **options: object,
+    ) -> TextEstimator:
+        """Create an Estimator that fine-tunes a language model on text columns of a table.
+
+        Parameters
+        ----------
+        model_dir : str or os.PathLike
+            Folder with the files of a Hugging Face model, which the driver and all workers read.
+        task : {"causal_lm", "classification"}
+            What the model is trained for: to continue texts or answer prompts, or to classify
+            texts.
+        peft : peft.PeftConfig, optional
+            Adapter to train instead of the weights, such as ``peft.LoraConfig(r=8)``. Checkpoints
+            then hold the adapter only. None trains all weights.
+        tokenizer : transformers tokenizer or str, optional
+            A tokenizer or its folder; default: that of `model_dir`.
+        labels : list of str, optional
+            Names of the classes, in their order; default: the distinct labels of the first fit.
+        optimizer : callable, optional
+            ``optimizer(model, config)``, whose model has the trained parameters only; default
+            AdamW.
+        learning_rate : float, optional
+            Rate of the default optimizer; default 2e-4 with an adapter and 5e-5 without.
+        gradient_checkpointing : bool
+            Whether the backward pass computes activations again, to save memory.
+        precision : {"fp32", "bf16"}
+            ``"bf16"`` runs the passes under bfloat16 autocast. It is slower on CPUs without AMX.
+        base_precision : {"fp32", "bf16"}
+            Precision of the frozen weights under an adapter.
+        backend : {"spark", "ray", "local", "horovod"}
+            See :meth:`from_torch`.
+        checkpoint_dir : str, optional
+            Path or fsspec URL of a folder for checkpoints, which `from_torch` calls ``model_dir``.
+        **options
+            Further arguments of :meth:`from_torch`, such as ``workers_per_node``, ``metrics``,
+            ``scheduler_creator`` and ``config``.
+
+        Returns
+        -------
+        bigdl.llm.tuning.TextEstimator
+
+        Raises
+        ------
+        UsageError
+            If an argument is invalid, or the files cannot be read.
+
+        Examples
+        --------
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> from peft import LoraConfig  # doctest: +SKIP
+        >>> estimator = Estimator.from_transformers(  # doctest: +SKIP
+        ...     "SmolLM2-135M", task="causal_lm", peft=LoraConfig(r=8), backend="local"
+        ... )
+        """
+        keywords = locals().copy()
+        further = keywords.pop("options")
+        # bigdl.llm builds on this package, so it is only imported by name, like a plug-in
+        tuning = importlib.import_module(_TUNING)
+        return tuning.from_transformers(**keywords, **further)
 
     @staticmethod
     def latest_checkpoint(checkpoint_dir: str) -> str:

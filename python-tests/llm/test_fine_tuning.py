@@ -1,0 +1,253 @@
+"""Fine-tuning from a table: exact for any number of workers, and files that transformers loads."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from refusals import refused
+from text_models import WORDS, tiny_decoder, tiny_encoder, tiny_tokenizer
+from torch.nn import functional
+
+from bigdl.llm.tuning.module import ModuleSource, groups, pack
+from bigdl.llm.tuning.rows import LABELS, TOKENS, RowTokenizer, TextColumns, labelled
+from bigdl.orca.learn.pytorch import Estimator
+
+CHAT = (
+    "{% for m in messages %}{{ m.role[0] }} {{ m.content }} [SEP]{% endfor %}"
+    "{% if add_generation_prompt %}a {% endif %}"
+)
+
+
+def sentences(count, seed=0):
+    """Return texts of 1 to 12 words."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, 13, count)
+    return [" ".join(random.choice(WORDS, size)) for size in sizes]
+
+
+def answers(count, seed=0):
+    return pd.DataFrame({"q": sentences(count, seed), "a": sentences(count, seed + 1)})
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    return tiny_decoder(tmp_path_factory.mktemp("models") / "decoder")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return tiny_encoder(tmp_path_factory.mktemp("models") / "encoder")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    tokenizer = tiny_tokenizer(tmp_path_factory.mktemp("models") / "words")
+    tokenizer.eos_token = "[SEP]"
+    return tokenizer
+
+
+def causal_rows(words, columns, rows, max_length=32, *, chat=False):
+    """Return the ids and the labelled ids of rows."""
+    function = RowTokenizer(words, "causal_lm", TextColumns(**columns), max_length, chat)
+    tokens = function(rows)[TOKENS]
+    ids = [row[row >= 0] >> 1 for row in tokens]
+    targets = [(row >> 1)[labelled(row)] for row in tokens]
+    return [words.decode(each) for each in ids], [words.decode(each) for each in targets]
+
+
+def test_rows_divide_into_passes_without_losing_any():
+    lengths = np.random.default_rng(1).integers(0, 40, 200).tolist()
+    for divide in (pack, groups):
+        passes = divide(lengths, 64)
+        assert sorted(index for rows in passes for index in rows) == list(range(200))
+    assert all(sum(lengths[i] for i in rows) <= 64 for rows in pack(lengths, 64))
+    assert all(len(rows) * max(lengths[i] for i in rows) <= 64 for rows in groups(lengths, 64))
+    assert pack([100, 3], 64) == [[0], [1]]
+
+
+def test_answers_are_labels_and_prompts_are_truncated_first(words):
+    columns = {"prompt": "q", "completion": "a"}
+    rows = {"q": ["the cat sat", "the dog sat on the mat"], "a": ["on mat", "good text"]}
+    ids, targets = causal_rows(words, columns, rows, max_length=8)
+    assert ids == ["[CLS] the cat sat [SEP] on mat [SEP]", "sat on the mat [SEP] good text [SEP]"]
+    assert targets == ["on mat [SEP]", "good text [SEP]"]
+    ids, targets = causal_rows(words, {"text": "t"}, {"t": ["a cat"]})
+    assert (ids, targets) == (["[CLS] a cat [SEP]"], ["a cat [SEP]"])
+    ids, _ = causal_rows(words, {"text": "t"}, {"t": ["a cat sat on mat"]}, max_length=4)
+    assert ids == ["[CLS] a cat [SEP]"]
+
+
+def test_only_the_tokens_of_the_assistant_are_labels_of_a_conversation(words, monkeypatch):
+    monkeypatch.setattr(words, "chat_template", CHAT)
+    talk = [("user", "the cat"), ("assistant", "sat on"), ("user", "a mat"), ("assistant", "good")]
+    messages = [{"role": role, "content": content} for role, content in talk]
+    rows = {"m": [messages, json.dumps(messages)]}
+    ids, targets = causal_rows(words, {"messages": "m"}, rows)
+    assert targets == ["sat on [SEP] good [SEP]"] * 2
+    assert ids[0].replace("[CLS] ", "").startswith("u the cat [SEP] a sat on")
+    pair = {"q": ["the cat"], "a": ["sat"]}
+    _, targets = causal_rows(words, {"prompt": "q", "completion": "a"}, pair, chat=True)
+    assert targets[0].startswith("sat")
+    with refused("data-value", "role"):
+        causal_rows(words, {"messages": "m"}, {"m": [["hello"]]})
+
+
+def test_packed_rows_have_the_loss_and_gradients_of_separate_rows(decoder, words):
+    module = ModuleSource(str(decoder), "causal_lm")({})
+    assert module.packing
+    columns = TextColumns(prompt="q", completion="a")
+    rows = RowTokenizer(words, "causal_lm", columns, 40)(answers(40).to_dict("list"))
+    tokens = torch.from_numpy(rows[TOKENS])
+    total, count = 0.0, 0
+    for row in tokens:  # as transformers computes it
+        row = row[row >= 0]
+        ids = (row >> 1).long()
+        targets = torch.where((row & 1) == 1, ids, -100)
+        logits = module.model(input_ids=ids[None]).logits[0]
+        total += functional.cross_entropy(logits[:-1], targets[1:], reduction="sum")
+        count += int((targets[1:] != -100).sum())
+    (total / count).backward()
+    expected = [p.grad.clone() for p in module.parameters()]
+    assert count == rows[LABELS].sum()
+    for packing in (True, False):
+        module.packing = packing
+        module.zero_grad()
+        output = module(tokens)
+        output.loss.backward()
+        assert output.count == count
+        assert torch.allclose(output.loss, total / count, rtol=1e-5)
+        pairs = zip(module.parameters(), expected, strict=True)
+        assert all(torch.allclose(p.grad, e, atol=1e-5) for p, e in pairs)
+    empty = module(torch.full((2, 4), -1, dtype=torch.int32))
+    empty.loss.backward()
+    assert (empty.loss.item(), empty.count) == (0.0, 0.0)
+
+
+@pytest.mark.slow
+def test_a_classifier_is_fine_tuned_and_its_files_have_the_labels(encoder, tmp_path):
+    texts = sentences(96)
+    frame = pd.DataFrame({"text": texts, "topic": ["cat" if "cat" in t else "none" for t in texts]})
+    estimator = Estimator.from_transformers(
+        encoder, task="classification", backend="local", learning_rate=0.01, metrics=["accuracy"]
+    )
+    history = estimator.fit(
+        frame, 10, 16, text_col="text", label_cols="topic", validation_data=frame, seed=1
+    )
+    assert min(epoch["val_loss"] for epoch in history) < 0.5 * history[0]["val_loss"]
+    import transformers
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        estimator.save(tmp_path / "saved")
+    )
+    assert model.config.id2label == {0: "cat", 1: "none"}
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    with torch.no_grad():
+        classes = [int(model(**words(t, return_tensors="pt")).logits.argmax()) for t in texts]
+    accuracy = np.mean(np.array(classes) == (frame.topic == "none"))
+    assert accuracy == pytest.approx(history[-1]["val_accuracy"])
+    again = Estimator.from_transformers(
+        encoder, task="classification", backend="local", labels=["cat", "none"]
+    )
+    again.load(tmp_path / "saved")
+    for ours, theirs in zip(again.get_model().parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_wrong_arguments_are_named(decoder, encoder, tmp_path):
+    estimator = Estimator.from_transformers(decoder, task="causal_lm", backend="local")
+    frame = pd.DataFrame({"text": ["a", None]})
+    with refused("data-null", "'text'"):
+        estimator.fit(frame, text_col="text")
+    with refused("column-missing", "'body'"):
+        estimator.fit(frame, text_col="body")
+    with refused("argument-missing", "text_col"):
+        estimator.fit(frame)
+    with refused("argument-missing", "completion_col"):
+        estimator.fit(frame, prompt_col="text")
+    with refused("argument-conflict", "label_cols"):
+        estimator.fit(frame, text_col="text", label_cols="text")
+    with refused("argument-value", "64"):
+        estimator.fit(frame, text_col="text", max_length=65)
+    with refused("argument-value", "chat template"):
+        estimator.fit(frame, messages_col="text")
+    with refused("not-fitted"):
+        estimator.evaluate(frame)
+    with refused("path-missing", "no-folder"):
+        Estimator.from_transformers(tmp_path / "no-folder", task="causal_lm")
+    with refused("unsupported", "bigdl"):
+        Estimator.from_transformers(decoder, task="causal_lm", backend="bigdl")
+    classifier = Estimator.from_transformers(
+        encoder, task="classification", backend="local", labels=["a", "b"]
+    )
+    rows = pd.DataFrame({"text": ["a", "b"], "label": ["a", "c"]})
+    with refused("data-value", "'c'"):
+        classifier.fit(rows, text_col="text", label_cols="label")
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+def lora(**options):
+    peft = pytest.importorskip("peft", reason="needs pip install peft")
+    return peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], **options)
+
+
+def tuned(folder, data, epochs=1, batch_size=32, *, workers=1, resume=None, **options):
+    """Return an Estimator after a fit with SGD in the order of the rows, and its metrics."""
+    creation = {key: options.pop(key) for key in ("checkpoint_dir", "backend") if key in options}
+    estimator = Estimator.from_transformers(
+        folder,
+        task="causal_lm",
+        peft=lora(),
+        optimizer=lambda model, config: torch.optim.SGD(model.parameters(), 0.01),
+        config={"shuffle": False},
+        workers_per_node=workers,
+        **{"backend": "local", **creation},
+    )
+    columns = {"prompt_col": "q", "completion_col": "a", "seed": 3, "resume": resume}
+    return estimator, estimator.fit(data, epochs, batch_size, **columns, **options)
+
+
+def difference(one, other):
+    """Return the largest difference of trained weights."""
+    ours, theirs = (
+        {n: p.detach() for n, p in each.get_model().named_parameters() if p.requires_grad}
+        for each in (one, other)
+    )
+    assert list(ours) == list(theirs)
+    return max(float((ours[n] - theirs[n]).abs().max()) for n in ours)
+
+
+@pytest.mark.slow
+def test_workers_packing_and_accumulation_give_the_same_adapter(decoder, tmp_path):
+    data = answers(200)
+    one, history = tuned(decoder, data)
+    assert difference(one, tuned(decoder, data, workers=2)[0]) < 1e-6
+    assert difference(one, tuned(decoder, data, packing=False)[0]) < 1e-6
+    options = {"batch_size": 8, "accumulate_grad_batches": 4}
+    accumulated, metrics = tuned(decoder, data, workers=2, **options)
+    assert difference(one, accumulated) < 1e-6
+    assert history[0]["train_loss"] == pytest.approx(metrics[0]["train_loss"], 1e-4)
+
+    import peft
+    import transformers
+
+    folder = one.save(tmp_path / "adapter")
+    files = {each.name for each in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json"} <= files
+    assert "model.safetensors" not in files
+    base = transformers.AutoModelForCausalLM.from_pretrained(decoder)
+    loaded = peft.PeftModel.from_pretrained(base, folder).eval()
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(data.q[0], return_tensors="pt")
+    ids = ids.input_ids
+    with torch.no_grad():
+        expected = one.get_model()(ids).logits
+        assert torch.equal(loaded(ids).logits, expected)
+        one.save(tmp_path / "merged", merge=True)
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+        assert torch.allclose(merged.eval()(ids).logits, expected, atol=1e-4)
+    again, _ = tuned(decoder, data[:8])
+    again.load(folder)
+    assert difference(one, again) == 0

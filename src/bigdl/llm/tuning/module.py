@@ -1,0 +1,317 @@
+"""Modules of fine-tuned models: their loss on rows of tokens, without padding where possible."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from bigdl.common.errors import UsageError, as_usage_error, require
+from bigdl.llm.conversion import quiet_loading
+from bigdl.llm.tuning.rows import CAUSAL, CLASSIFICATION
+
+_TOKENS_OF_PASS = 512  # tokens of a forward pass, unless one row is longer
+_PADDED_TOKENS = 2048  # the same with padding
+_CLASSES = {CAUSAL: "AutoModelForCausalLM", CLASSIFICATION: "AutoModelForSequenceClassification"}
+_PEFT_TASKS = {CAUSAL: "CAUSAL_LM", CLASSIFICATION: "SEQ_CLS"}
+
+
+@dataclass
+class TuningOutput:
+    """Loss of a batch of rows.
+
+    Attributes
+    ----------
+    loss : torch.Tensor
+        Mean over the labels.
+    count : float
+        Number of labels.
+    logits : torch.Tensor, optional
+        Logits of the classes of each row.
+    """
+
+    loss: torch.Tensor
+    count: float
+    logits: torch.Tensor | None = None
+
+
+def label_count(output: TuningOutput, target: object) -> float:
+    """Return the number of labels of a batch, by which its mean loss is weighted."""
+    return output.count
+
+
+@dataclass
+class ModuleSource:
+    """Picklable function that loads a model and adds its adapter.
+
+    Attributes
+    ----------
+    folder : str
+        Folder with the files of a Hugging Face model; every worker reads it.
+    task : str
+    peft : peft.PeftConfig, optional
+        Adapter; None trains all weights.
+    dtype : str
+        dtype of the frozen weights; the trained ones are float32.
+    checkpointing : bool
+        Whether the backward pass computes activations again, to save memory.
+    packing : bool
+        Whether several rows are computed as one sequence, if the model can.
+    pad_token : int
+    classes : tuple of str
+        Names of the classes of a classifier; empty for those of the files.
+    """
+
+    folder: str
+    task: str
+    peft: Any = None
+    dtype: str = "float32"
+    checkpointing: bool = False
+    packing: bool = True
+    pad_token: int = 0
+    classes: tuple[str, ...] = ()
+
+    def base(self) -> torch.nn.Module:
+        """Return the model of the folder, without an adapter."""
+        transformers = require("transformers", "llm")
+        if not Path(self.folder, "config.json").exists():
+            raise UsageError(
+                f"{self.folder!r} has no config.json on this machine; pass the path of a folder "
+                "that the driver and all workers share",
+                code="path-missing",
+                path=self.folder,
+            )
+        options: dict[str, Any] = {"dtype": self.dtype, "local_files_only": True}
+        if self.classes:
+            names = dict(enumerate(self.classes))
+            options |= {
+                "num_labels": len(names),
+                "id2label": names,
+                "label2id": {name: index for index, name in names.items()},
+                "ignore_mismatched_sizes": True,
+            }
+        model_class = getattr(transformers, _CLASSES.get(self.task, "AutoModel"))
+        failure = f"The model in {self.folder!r} cannot be loaded for task={self.task!r}"
+        with (
+            quiet_loading(),
+            as_usage_error(failure, code="model-unsupported", path=self.folder),
+        ):
+            model = model_class.from_pretrained(self.folder, **options)
+        if getattr(model.config, "pad_token_id", None) is None:
+            model.config.pad_token_id = self.pad_token
+        return model
+
+    def __call__(self, config: Mapping[str, Any]) -> TuningModule:
+        """Return the module to train."""
+        model = self.base()
+        if self.peft is not None:
+            peft = require("peft", "llm")
+            settings = self.peft
+            if settings.task_type is None:
+                task_type = _PEFT_TASKS.get(self.task, "FEATURE_EXTRACTION")
+                settings = dataclasses.replace(settings, task_type=task_type)
+            with as_usage_error(
+                f"The adapter does not fit the model in {self.folder!r}",
+                code="argument-value",
+                argument="peft",
+            ):
+                model = peft.get_peft_model(model, settings)
+        if self.checkpointing:
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        module = TuningModule(model, self.task, self.pad_token)
+        module.packing = self.packing and self.task == CAUSAL and module.can_pack()
+        return module
+
+
+class TuningModule(torch.nn.Module):
+    """Module that computes the loss of rows of tokens.
+
+    Its parameters and its state are those that are trained: with an adapter, neither the optimizer
+    nor a checkpoint has the weights of the model.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel or peft.PeftModel
+    task : str
+    pad_token : int
+
+    Attributes
+    ----------
+    packing : bool
+        Whether several rows are computed as one sequence.
+    """
+
+    packing = False
+
+    def __init__(self, model: torch.nn.Module, task: str, pad_token: int = 0):
+        super().__init__()
+        self.model, self._task, self._pad_token = model, task, pad_token
+
+    # -- trained weights -----------------------------------------------------------------------
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield the names and values of the trained parameters."""
+        for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
+            if parameter.requires_grad:
+                yield name, parameter
+
+    def state_dict(self, *args: Any, **keywords: Any) -> dict[str, torch.Tensor]:
+        """Return the trained weights."""
+        state = super().state_dict(*args, **keywords)
+        trained = {name for name, _ in self.named_parameters(remove_duplicate=False)}
+        return {name: value for name, value in state.items() if name in trained}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **keywords: Any) -> Any:
+        """Load the trained weights.
+
+        Raises
+        ------
+        RuntimeError
+            If the weights belong to another module.
+        """
+        trained = {name for name, _ in self.named_parameters(remove_duplicate=False)}
+        if trained != set(state_dict):
+            missing, unknown = trained - set(state_dict), set(state_dict) - trained
+            raise RuntimeError(
+                f"{len(missing)} weights are missing ({', '.join(sorted(missing)[:3])}) and "
+                f"{len(unknown)} unknown ({', '.join(sorted(unknown)[:3])})"
+            )
+        return super().load_state_dict(state_dict, strict=False)
+
+    # -- passes --------------------------------------------------------------------------------
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> TuningOutput:
+        """Return the loss of a batch of rows.
+
+        Parameters
+        ----------
+        tokens : torch.Tensor, shape (rows, length)
+            See :mod:`bigdl.llm.tuning.rows`.
+        labels : torch.Tensor, optional
+            Classes of the rows.
+        """
+        lengths = (tokens >= 0).sum(1).tolist()
+        if self._task == CAUSAL:
+            return self._causal(tokens, lengths)
+        logits = self._by_length(tokens, lengths)
+        if labels is None:
+            return TuningOutput(logits.sum() * 0.0, 0.0, logits)
+        loss = functional.cross_entropy(logits.float(), labels.reshape(-1).long())
+        return TuningOutput(loss, float(len(tokens)), logits)
+
+    def _causal(self, tokens: torch.Tensor, lengths: Sequence[int]) -> TuningOutput:
+        total, count = tokens.new_zeros((), dtype=torch.float32), 0
+        passes = pack(lengths, _TOKENS_OF_PASS) if self.packing else _equal_rows(lengths)
+        for rows in passes:
+            row = torch.cat([tokens[index, : lengths[index]] for index in rows])
+            positions = torch.cat([torch.arange(lengths[i], device=row.device) for i in rows])
+            predicted = ((row & 1) == 1) & (positions > 0)
+            ids, (targets,) = (row >> 1).long(), predicted.nonzero(as_tuple=True)
+            if not len(targets):
+                continue
+            logits = self._logits(ids, positions, targets - 1)
+            losses = functional.cross_entropy(logits.float(), ids[targets], reduction="sum")
+            total, count = total + losses, count + len(targets)
+        if not count:  # a loss without a graph has no backward pass
+            total = sum((p.sum() * 0.0 for p in self.parameters()), total)
+        return TuningOutput(total / max(1, count), float(count))
+
+    def _logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, kept: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the logits at the kept positions of one sequence of packed rows."""
+        result = self.model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=kept,
+        )
+        return result.logits[0]
+
+    def _by_length(self, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Return the logits of rows, computed in groups of similar length."""
+        parts, order = [], []
+        for rows in groups(lengths, _PADDED_TOKENS):
+            longest = max(1, *(lengths[index] for index in rows))
+            some = tokens[rows][:, :longest]
+            mask = some >= 0
+            ids = torch.where(mask, some >> 1, self._pad_token).long()
+            result = self.model(input_ids=ids, attention_mask=mask.long())
+            parts.append(result.logits)
+            order += rows
+        index = torch.tensor(order, device=tokens.device).argsort()
+        return torch.cat(parts)[index]
+
+    @torch.no_grad()
+    def can_pack(self) -> bool:
+        """Return True if packed rows have the logits that they have separately."""
+        training = self.training
+        device = next(super().parameters()).device
+        size = 5
+        first = torch.arange(3, 3 + size, device=device)
+        second = torch.arange(4 + size, 4, -1, device=device)
+        positions = torch.arange(size, device=device)
+        self.eval()
+        try:
+            alone = [self._logits(ids, positions, positions) for ids in (first, second)]
+            together = torch.cat([first, second]), torch.cat([positions, positions])
+            packed = self._logits(*together, torch.arange(2 * size, device=device))
+            scale = torch.cat(alone).float().abs().max()
+            return bool((packed - torch.cat(alone)).float().abs().max() <= 1e-3 * scale)
+        except (TypeError, ValueError, RuntimeError, IndexError):
+            return False
+        finally:
+            self.train(training)
+
+
+def _equal_rows(lengths: Sequence[int]) -> list[list[int]]:
+    """Return every row by itself."""
+    return [[index] for index in range(len(lengths))]
+
+
+def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Divide rows into sequences of at most `capacity` tokens, or of one longer row.
+
+    The longest rows come first, each into the first sequence with enough space.
+
+    Examples
+    --------
+    >>> pack([3, 9, 5, 2], 10)
+    [[1], [2, 0, 3]]
+    """
+    bins: list[tuple[int, list[int]]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        for number, (used, rows) in enumerate(bins):
+            if used + lengths[index] <= capacity:
+                rows.append(index)
+                bins[number] = used + lengths[index], rows
+                break
+        else:
+            bins.append((lengths[index], [index]))
+    return [rows for _, rows in bins]
+
+
+def groups(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Divide rows into groups of similar length with at most `capacity` tokens, with padding.
+
+    Examples
+    --------
+    >>> groups([3, 9, 5, 2], 10)
+    [[3, 0], [2], [1]]
+    """
+    result: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        is_full = bool(result) and (len(result[-1]) + 1) * lengths[index] > capacity
+        if not result or is_full:
+            result.append([])
+        result[-1].append(index)
+    return result
