@@ -168,7 +168,7 @@ def test_wrong_arguments_are_named(decoder, encoder, tmp_path):
         estimator.fit(frame, prompt_col="text")
     with refused("argument-conflict", "label_cols"):
         estimator.fit(frame, text_col="text", label_cols="text")
-    with refused("argument-value", "64"):
+    with refused("argument-value", "32"):
         estimator.fit(frame, text_col="text", max_length=65)
     with refused("argument-value", "chat template"):
         estimator.fit(frame, messages_col="text")

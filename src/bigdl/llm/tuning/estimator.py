@@ -167,11 +167,11 @@ or str
         if self.task == CLASSIFICATION and not self._source.classes:
             self._source.classes = class_names(data, str(label_cols))
         self._source.packing = bool(packing)
-        self._rows = self._row_tokenizer(columns, max_length, chat)
-        rows = tokenized(data, self._rows)
+        tokenizer = self._row_tokenizer(columns, max_length, chat)
+        rows = tokenized(data, tokenizer)
         if validation_data is not None:
-            options["validation_data"] = tokenized(validation_data, self._rows).data
-        return self.estimator.fit(
+            options["validation_data"] = tokenized(validation_data, tokenizer).data
+        history = self.estimator.fit(
             rows.data,
             epochs=epochs,
             batch_size=batch_size,
@@ -179,6 +179,8 @@ or str
             label_cols=rows.label_cols,
             **options,
         )
+        self._rows = tokenizer
+        return history
 
     def evaluate(self, data: object, batch_size: int = 8, **options: Any) -> dict:
         """Return the loss and metrics of data with the columns of the last fit.
@@ -207,14 +209,14 @@ or str
         1.2
         """
         rows = tokenized(self._opened(data), self._fitted())
-        metrics = self.estimator.evaluate(
+        metrics: Any = self.estimator.evaluate(
             rows.data,
             batch_size=batch_size,
             feature_cols=rows.feature_cols,
             label_cols=rows.label_cols,
             **options,
         )
-        return dict(metrics)
+        return metrics
 
     def predict(self, data: T, template: str | None = None, **options: Any) -> T:
         """Add a column with the answers of the trained model to a table.
@@ -244,10 +246,9 @@ or str
         --------
         >>> answers = estimator.predict(frame, max_new_tokens=16)  # doctest: +SKIP
         """
-        columns = None if self._rows is None else self._rows.columns
-        column = None if columns is None else columns.prompt or columns.text
-        is_text = column is not None and self.task == CAUSAL and columns.prompt is None
-        if template is None and (column is None or is_text):
+        columns = TextColumns() if self._rows is None else self._rows.columns
+        column = columns.prompt if self.task == CAUSAL else columns.text
+        if template is None and column is None:
             raise UsageError(
                 "predict needs a template, such as '{question}': no fit has named the prompts",
                 code="argument-missing",
@@ -256,7 +257,7 @@ or str
         model = options.pop("model", None) or self.text_model()
         if self.task == CAUSAL:
             if self._rows is not None:
-                is_chat = self._rows.chat or self._rows.columns.messages is not None
+                is_chat = self._rows.chat or columns.messages is not None
                 options.setdefault("chat", is_chat)
             return prompt(data, template or "{" + str(column) + "}", model=model, **options)
         function = classify if self.task == CLASSIFICATION else embed

@@ -108,7 +108,7 @@ class ModuleSource:
 
     def __call__(self, config: Mapping[str, Any]) -> TuningModule:
         """Return the module to train."""
-        model = self.base()
+        model: Any = self.base()
         if self.peft is not None:
             peft = require("peft", "llm")
             settings = self.peft
@@ -164,7 +164,9 @@ class TuningModule(torch.nn.Module):
             if parameter.requires_grad:
                 yield name, parameter
 
-    def state_dict(self, *args: Any, **keywords: Any) -> dict[str, torch.Tensor]:
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, **keywords: Any
+    ) -> dict[str, torch.Tensor]:
         """Return the trained weights."""
         state = super().state_dict(*args, **keywords)
         trained = {name for name, _ in self.named_parameters(remove_duplicate=False)}
