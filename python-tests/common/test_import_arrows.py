@@ -281,6 +281,8 @@ CIRCLES_OF_TYPES = {
     *("bigdl.orca.learn.pytorch.callbacks.base", "bigdl.orca.learn.pytorch.evaluation"),
     "bigdl.orca.learn.pytorch.parts",
     *("bigdl.orca.learn.pytorch.forward", "bigdl.orca.learn.pytorch.lightning"),
+    # A factory of Estimators returns one of the language models above, which contains one.
+    *("bigdl.llm.tuning", "bigdl.llm.tuning.estimator", "bigdl.orca.learn.pytorch.estimator"),
 }
 """Modules that name each other in annotations only. Others must not join them."""
 

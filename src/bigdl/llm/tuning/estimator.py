@@ -73,7 +73,7 @@ class TextEstimator:
     def __init__(
         self,
         source: ModuleSource,
-        tokenizer: Any,
+        tokenizer: transformers.PreTrainedTokenizerBase,
         estimator: PyTorchEstimator,
         *,
         in_spark: bool = False,
@@ -458,7 +458,7 @@ def from_transformers(
     peft: peft_library.PeftConfig | None = None,
     tokenizer: transformers.PreTrainedTokenizerBase | str | None = None,
     labels: Sequence[str] | None = None,
-    optimizer: Any = None,
+    optimizer: Callable | None = None,
     learning_rate: float | None = None,
     gradient_checkpointing: bool = False,
     precision: str = "fp32",
@@ -536,7 +536,7 @@ class DefaultOptimizer:
         return torch.optim.AdamW(model.parameters(), self._rate, weight_decay=0.0)
 
 
-def _check_adapter(adapter: Any) -> None:
+def _check_adapter(adapter: object) -> None:
     peft = require("peft", "llm")
     if not isinstance(adapter, peft.PeftConfig) or isinstance(adapter, peft.PromptLearningConfig):
         raise UsageError(
@@ -547,7 +547,9 @@ def _check_adapter(adapter: Any) -> None:
         )
 
 
-def _tokenizer_of(source: Any) -> Any:
+def _tokenizer_of(
+    source: str | os.PathLike | transformers.PreTrainedTokenizerBase,
+) -> transformers.PreTrainedTokenizerBase:
     """Return a tokenizer, loaded from a folder."""
     if not isinstance(source, str | os.PathLike):
         if not (callable(source) and hasattr(source, "save_pretrained")):

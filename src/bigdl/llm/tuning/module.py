@@ -165,14 +165,16 @@ class TuningModule(torch.nn.Module):
                 yield name, parameter
 
     def state_dict(  # type: ignore[override]
-        self, *args: Any, **keywords: Any
+        self, *args: object, **keywords: object
     ) -> dict[str, torch.Tensor]:
         """Return the trained weights."""
-        state = super().state_dict(*args, **keywords)
+        state: dict[str, torch.Tensor] = super().state_dict(*args, **keywords)  # type: ignore[arg-type, call-overload]
         trained = {name for name, _ in self.named_parameters(remove_duplicate=False)}
         return {name: value for name, value in state.items() if name in trained}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **keywords: Any) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, torch.Tensor], strict: bool = True, assign: bool = False
+    ) -> tuple[list[str], list[str]]:
         """Load the trained weights.
 
         Raises
@@ -187,7 +189,7 @@ class TuningModule(torch.nn.Module):
                 f"{len(missing)} weights are missing ({', '.join(sorted(missing)[:3])}) and "
                 f"{len(unknown)} unknown ({', '.join(sorted(unknown)[:3])})"
             )
-        return super().load_state_dict(state_dict, strict=False)
+        return super().load_state_dict(state_dict, strict=False, assign=assign)
 
     # -- passes --------------------------------------------------------------------------------
 

@@ -278,17 +278,18 @@ def label_text(value: object) -> str | None:
     return str(value)
 
 
-def _messages(value: Any, name: str) -> list[dict]:
+def _messages(cell: object, name: str) -> list[dict]:
     """Return the messages of a cell: a JSON string, or a list of dicts or rows."""
+    value: Any = cell
     try:
-        if isinstance(value, str | bytes):
-            value = json.loads(value)
+        if isinstance(cell, str | bytes):
+            value = json.loads(cell)
         messages = [dict(each.asDict() if hasattr(each, "asDict") else each) for each in value]
         if messages and all({"role", "content"} <= set(each) for each in messages):
             return messages
     except (ValueError, TypeError):
         pass
-    shown = "".join(itertools.islice(repr(value), 80))
+    shown = "".join(itertools.islice(repr(cell), 80))
     raise UsageError(
         f"Column '{name}' holds {shown}; a conversation is a list of messages with role and "
         "content, or its JSON",

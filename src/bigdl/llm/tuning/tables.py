@@ -52,22 +52,20 @@ def opened(data: object, *, in_spark: bool) -> object:
         return pd.read_parquet(path)
 
 
-def column_names(data: Any) -> list[str]:
+def column_names(data: object) -> list[str]:
     """Return the column names of a table; empty if they are unknown."""
-    if hasattr(data, "column_names"):
-        return list(data.column_names)
-    columns = getattr(data, "columns", None)
+    columns: Any = getattr(data, "column_names", getattr(data, "columns", None))
     return list(columns() if callable(columns) else columns) if columns is not None else []
 
 
-def tokenized(data: Any, tokenizer: RowTokenizer) -> TrainingData:
+def tokenized(source: object, tokenizer: RowTokenizer) -> TrainingData:
     """Return the rows of tokens of a table.
 
     Tables of Spark and Ray are tokenized by their tasks, when the rows are read.
 
     Parameters
     ----------
-    data : pandas.DataFrame, pyarrow.Table, pyspark.sql.DataFrame, XShards or ray.data.Dataset
+    source : pandas.DataFrame, pyarrow.Table, pyspark.sql.DataFrame, XShards or ray.data.Dataset
     tokenizer : RowTokenizer
 
     Raises
@@ -75,6 +73,7 @@ def tokenized(data: Any, tokenizer: RowTokenizer) -> TrainingData:
     UsageError
         If the type is not supported, or a column is missing or has other values than strings.
     """
+    data: Any = source
     names = tokenizer.columns.names
     existing = column_names(data)
     for name in names if existing else ():
