@@ -28,6 +28,7 @@ from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.key_value_store import (
     GREETING_SIZE,
+    LITTLE,
     PROOF_SIZE,
     SIZES_SIZE,
     TRY_AGAIN,
@@ -169,6 +170,10 @@ class Connection:
         """Call a function that the driver registered, and return its result."""
         return self._request(["call", name], body)[1]
 
+    def post_call(self, name: str, body: bytes) -> None:
+        """Call a function that the driver registered without waiting; later calls run after it."""
+        self._request(["post_call", name], body, is_answered=False)
+
     def set_on_disconnect(self, key: str) -> None:
         """Register a key that the server sets when this connection ends for any reason."""
         self._request(["will", key])
@@ -236,7 +241,7 @@ class Connection:
                     self._open()
                 connection: Any = self._socket
                 pieces = self._sender.sign(head, body)
-                for piece in [b"".join(pieces)] if len(body) < _LITTLE else pieces:
+                for piece in [b"".join(pieces)] if len(body) < LITTLE else pieces:
                     connection.sendall(piece)
                 if not is_answered:
                     return None, b""
@@ -251,9 +256,6 @@ class Connection:
             except BaseException:
                 self.close()
                 raise
-
-
-_LITTLE = 1 << 16  # smaller bodies are joined with their head to one packet
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -407,6 +409,10 @@ class AttemptChannel:
     def call(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         """Call a function of the driver with a JSON request; return its JSON result."""
         return dict(json.loads(self.call_bytes(name, json.dumps(request).encode())))
+
+    def post_call(self, name: str, request: dict[str, Any]) -> None:
+        """Call a function of the driver without waiting for its result."""
+        self.store.post_call(self._prefix + name, json.dumps(request).encode())
 
     def call_bytes(self, name: str, request: bytes) -> bytes:
         """Call a function of the driver that takes and returns bytes."""

@@ -61,6 +61,7 @@ GREETING_SIZE = len(_MAGIC) + _NONCE  # bytes of the server's greeting
 ANSWER_SIZE = _NONCE + _PROOF  # bytes of the client's answer
 PROOF_SIZE = _PROOF  # bytes of the server's proof
 SIZES_SIZE = _SIZES.size
+LITTLE = 1 << 16  # smaller bodies are joined with their head to one packet
 TRY_AGAIN = b"BigDL\x00\x00\xff"  # sent instead of the proof when the server is overloaded
 
 
@@ -303,6 +304,8 @@ class KeyValueStore:
         """Call a registered function and return its result."""
         return self.submit(name, body).result()
 
+    post_call = call  # as a local write
+
     def submit(self, name: str, body: bytes) -> Future[bytes]:
         """Submit a call of a registered function to its executor.
 
@@ -512,7 +515,8 @@ class KeyValueServer:
             else:
                 answer = await self._answer(verb, arguments, body)
             if answer is not None:
-                for piece in sender.sign(*answer):
+                pieces = sender.sign(*answer)
+                for piece in [b"".join(pieces)] if len(answer[1]) < LITTLE else pieces:
                     writer.write(piece)
                 await writer.drain()
 
@@ -541,6 +545,9 @@ class KeyValueServer:
                 return store.add(key, by), b""
             case "delete", [str(key)]:
                 return store.delete(key), b""
+            case "post_call", [str(name)]:
+                store.submit(name, body)
+                return None
             case "call", [str(name)]:
                 return None, await asyncio.wrap_future(store.submit(name, body))
             case "swap", [str(key), int(length)]:

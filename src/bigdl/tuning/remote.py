@@ -24,7 +24,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from optuna import exceptions
-from optuna.distributions import distribution_to_json, json_to_distribution
+from optuna.distributions import (
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+    json_to_distribution,
+)
 from optuna.samplers import BruteForceSampler, GridSampler
 from optuna.trial import BaseTrial, TrialState
 
@@ -61,10 +67,16 @@ class _RunningTrial:
     trial : optuna.trial.Trial
     snapshot : list of FrozenTrial or None
         All trials as of the trial's first suggestion. Optuna keeps it for each thread.
+    has_sent_joint : bool
+        Whether the worker knows the parameters that the sampler has drawn together.
+    error : Exception or None
+        Error of a call that the worker did not wait for.
     """
 
     trial: Trial
     snapshot: Any = None
+    has_sent_joint: bool = False
+    error: Exception | None = None
 
 
 _Key = tuple[int, int]  # number of the attempt, and rank of the worker
@@ -169,10 +181,14 @@ class TrialServer:
             running = self._running.get(key)
             if running is None or running.trial.number != request["trial"]:
                 return {"error": ["RuntimeError", "The search has given up this trial"]}
+            if running.error is not None:
+                raise running.error
             with self._in_optimization(running):
                 value = self._call(running, **request)
-            return {"value": _plain(value)}
+            return {"value": _plain(value), **_joint_parameters(running)}
         except Exception as error:
+            if request.get("is_posted"):
+                self._running[key].error = error
             return {"error": [type(error).__name__, str(error)]}
 
     def _call(
@@ -186,6 +202,12 @@ class TrialServer:
         if name == "distribution":
             distribution = json_to_distribution(arguments["distribution"])
             return trial._suggest(arguments["name"], distribution)
+        if name == "accept":
+            distribution = json_to_distribution(arguments["distribution"])
+            value = trial._suggest(arguments["name"], distribution)
+            if value != arguments["value"]:
+                raise RuntimeError(f"The sampler changed parameter {arguments['name']}")
+            return None
         if name == "upload":
             data = self._channel.take_bytes(f"upload/{rank}")
             if self._on_upload is not None:
@@ -206,6 +228,9 @@ class TrialServer:
         running = self._running.pop(key, None)
         try:
             if running is not None and outcome is not None:
+                if running.error is not None:
+                    self._study.tell(running.trial, state=TrialState.FAIL)
+                    raise running.error
                 self._finish(running, outcome)
             if not self._has_more:
                 return {"trial": None}
@@ -316,6 +341,24 @@ class TrialServer:
             logger.debug("Ignored at the end of a search: %s", error)
 
 
+def _joint_parameters(running: _RunningTrial) -> dict[str, Any]:
+    """Return the parameters that the sampler has drawn together, for the trial's first suggestion.
+
+    Optuna's trial returns them for the distributions with which they were drawn. So the worker
+    needs no further answers for them.
+    """
+    trial: Any = running.trial
+    if running.has_sent_joint or trial._relative_params is None:
+        return {}
+    running.has_sent_joint = True
+    drawn = {
+        name: [distribution_to_json(trial.relative_search_space[name]), _plain(value)]
+        for name, value in trial._relative_params.items()
+        if name not in trial._fixed_params and not trial.relative_search_space[name].single()
+    }
+    return {"joint": drawn} if drawn else {}
+
+
 def needs_end(study: Study, n_trials: int | None, timeout: float | None) -> bool:
     """Return True if nothing would end a search."""
     is_exhaustive = isinstance(study.sampler, GridSampler | BruteForceSampler)
@@ -420,6 +463,7 @@ class RemoteTrial(BaseTrial):
         self._params = dict(answer["params"])
         self._user_attrs = dict(answer["user_attrs"])
         self._constraints: dict[str, float] = {}
+        self._joint: dict[str, tuple[BaseDistribution, Any]] = {}
         self.study = RemoteStudy(self, answer["study_name"], answer["directions"])
         self._start = time.time()
 
@@ -444,6 +488,8 @@ class RemoteTrial(BaseTrial):
             error_type, message = answer["error"]
             original = getattr(builtins, error_type, getattr(exceptions, error_type, RuntimeError))
             raise original(message)
+        for name, (text, value) in answer.get("joint", {}).items():
+            self._joint[name] = json_to_distribution(text), value
         return answer
 
     def suggest_float(
@@ -456,19 +502,19 @@ class RemoteTrial(BaseTrial):
         log: bool = False,
     ) -> float:
         arguments = {"low": low, "high": high, "step": step, "log": log}
-        return float(self._ask("suggest_float", name, **arguments))
+        return float(self._ask("suggest_float", name, FloatDistribution, **arguments))
 
     def suggest_int(
         self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
     ) -> int:
         arguments = {"low": low, "high": high, "step": step, "log": log}
-        return int(self._ask("suggest_int", name, **arguments))
+        return int(self._ask("suggest_int", name, IntDistribution, **arguments))
 
     def suggest_categorical(  # type: ignore[override]  # Optuna has an overload for each type
         self, name: str, choices: Sequence[CategoricalChoiceType]
     ) -> CategoricalChoiceType:
         choice: CategoricalChoiceType = self._ask(
-            "suggest_categorical", name, choices=list(choices)
+            "suggest_categorical", name, CategoricalDistribution, choices=list(choices)
         )
         return choice
 
@@ -483,6 +529,8 @@ class RemoteTrial(BaseTrial):
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> object:
         # the interface of search spaces, as in Optuna's Trial
+        if self._is_joint(name, distribution):
+            return self._accept(name)
         return self._ask("distribution", name, distribution=distribution_to_json(distribution))
 
     def upload(self, data: bytes) -> None:
@@ -490,9 +538,34 @@ class RemoteTrial(BaseTrial):
         self._channel.put_bytes(f"upload/{self._rank}", data)
         self.call("upload")
 
-    def _ask(self, method: str, name: str, **arguments: object) -> Any:
+    def _ask(
+        self,
+        method: str,
+        name: str,
+        distribution: Callable[..., BaseDistribution] | None = None,
+        **arguments: object,
+    ) -> Any:
+        if name in self._joint and distribution is not None:
+            with suppress(Exception):  # the driver raises the error
+                if self._is_joint(name, distribution(**arguments)):
+                    return self._accept(name)
         self._params[name] = self.call(method, name=name, **arguments)["value"]
         return self._params[name]
+
+    def _is_joint(self, name: str, distribution: BaseDistribution) -> bool:
+        """Return True if the driver would return the parameter that was drawn with others."""
+        joint = self._joint.get(name)
+        return joint is not None and joint[0] == distribution and name not in self._params
+
+    def _accept(self, name: str) -> Any:
+        """Return a parameter that was drawn with others, and let the driver record it."""
+        distribution, value = self._joint[name]
+        text = distribution_to_json(distribution)
+        arguments = {"name": name, "distribution": text, "value": value}
+        request = {"call": "accept", "rank": self._rank, "trial": self._number}
+        self._channel.post_call(_CALLS, {**request, "arguments": arguments, "is_posted": True})
+        self._params[name] = value
+        return value
 
     def report(self, value: float, step: int) -> None:
         self.call("report", value=float(value), step=int(step))
