@@ -157,6 +157,43 @@ def test_ranking_reads_whole_groups():
     np.testing.assert_allclose(estimator.predict(rows).prediction, expected, atol=1e-6)
 
 
+def test_two_workers_exchange_rows_so_that_groups_are_whole(tmp_path):
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(random.random((2000, 2)), columns=list("ab")).astype("float32")
+    frame["g"] = random.integers(-70, 70, 2000)
+    frame["text"] = np.where(np.arange(2000) < 1000, "x", "longer")
+    frame["y"] = (frame.a * 3).round()
+    folder = str(tmp_path)
+
+    def metric(predictions, matrix):
+        np.save(f"{folder}/{os.getpid()}", np.diff(matrix.get_uint_info("group_ptr")))
+        return "zero", 0.0
+
+    estimator = XGBEstimator(
+        {"objective": "rank:ndcg", "eval_metric": metric},
+        backend="local",
+        workers_per_node=2,
+        num_rounds=3,
+    )
+    features = ["a", "b", "text"]
+    estimator.fit(frame, features, "y", group_col="g", categorical_cols="text")
+    sizes = [np.load(each) for each in tmp_path.iterdir()]
+    assert sorted(np.concatenate(sizes)) == sorted(frame.g.value_counts())
+    assert len(sizes) == 2 and min(len(each) for each in sizes) > 30
+    measured = estimator.evaluate(frame, features, "y", group_col="g", metrics="ndcg")
+    rows = frame.sort_values("g", kind="stable")
+    codes = pd.Categorical(rows.text).codes
+    block = np.column_stack([rows[["a", "b"]], codes]).astype("float32")
+    types = ["q", "q", "c"]
+    matrix = xgboost.DMatrix(
+        block, rows.y, qid=rows.g + 70, feature_types=types, feature_names=features
+    )
+    booster = estimator.get_model()
+    booster.set_param({"eval_metric": "ndcg"})
+    expected = float(booster.eval(matrix).rpartition(":")[2])
+    assert measured["ndcg"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_spark_rows_are_kept_and_nulls_are_missing_values(orca_spark):
     x, y = made(1000)
     frame = pd.DataFrame(x, columns=list("abcde")).astype("float64")

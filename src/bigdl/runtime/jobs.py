@@ -338,6 +338,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
                 certificate=self._certificate,
                 are_collectives_clear=os.environ.get("BIGDL_CLEAR_COLLECTIVES") == "1",
                 keep_spools=keep_spools,
+                imports_torch=getattr(fn, "imports_torch", True),
                 **self._input_fields(),
             )
         except BaseException:

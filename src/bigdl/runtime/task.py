@@ -244,6 +244,8 @@ class TaskSpec:
         Rank of the lost worker that the task replaces.
     group : int
         Number of the group that a replacement joins, see :mod:`bigdl.runtime.recovery`.
+    imports_torch : bool
+        Whether torch is imported before the program runs, with log messages turned off.
     """
 
     address: Address | None
@@ -270,6 +272,7 @@ class TaskSpec:
     is_independent: bool = False
     replaced_rank: int | None = None
     group: int = 0
+    imports_torch: bool = True
 
 
 def execute(
@@ -350,12 +353,13 @@ def _await_earlier(channel: AttemptChannel, task_indices: Sequence[int]) -> str:
 
 @contextlib.contextmanager
 def task_environment(spec: TaskSpec) -> Iterator[None]:
-    """Context manager that applies the driver's import path and imports torch."""
+    """Context manager that applies the driver's import path, and imports torch if it is needed."""
     path, name = list(sys.path), "TORCH_CPP_LOG_LEVEL"
     sys.path[:0] = [p for p in spec.import_path if p not in path and os.path.exists(p)]
     # our error messages name the lost worker; torch's are noise
     with EnvContext({} if name in os.environ else {name: "ERROR"}):
-        import torch  # noqa: F401 - it looks at the variable once
+        if spec.imports_torch:
+            import torch  # noqa: F401 - it looks at the variable once
 
         freeze_modules()
         try:

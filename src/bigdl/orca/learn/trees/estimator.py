@@ -319,7 +319,6 @@ class XGBEstimator(PredictingEstimator):
                 newest.update(history=value[0]["history"], model=value[1])
 
         engine = self._engine()
-        _check_groups(columns, engine.num_workers)
         policy = self._backend.failure_policy(max_failures)
         with engine.open(program, feeds) as job:
             policy.run(
@@ -497,7 +496,6 @@ class XGBEstimator(PredictingEstimator):
             self._objective is not None,
         )
         engine = self._engine()
-        _check_groups(columns, engine.num_workers)
         policy = self._backend.failure_policy(max_failures)
         with engine.open(program, FeedGroup({"data": self._feed(data, columns)})) as job:
             run = functools.partial(self._attempt, engine, job, {}, model)
@@ -912,17 +910,6 @@ def _tracker(host: str, workers: int) -> Iterator[dict[str, Any] | None]:
     finally:
         with contextlib.suppress(XGBoostError):  # it was waiting for a connection
             tracker.free()
-
-
-def _check_groups(columns: TreeColumns, workers: int) -> None:
-    """Raise a UsageError if groups of a ranking would be divided between workers."""
-    if columns.group is not None and workers > 1:
-        raise UsageError(
-            f"group_col={columns.group!r} needs all rows of a group in one worker, but there are "
-            f"{workers} workers; use one worker",
-            code="unsupported",
-            argument="group_col",
-        )
 
 
 def _check_parameters(params: dict[str, Any]) -> None:

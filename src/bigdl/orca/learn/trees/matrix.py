@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bigdl.runtime.shards.shard import Shard
     from bigdl.runtime.worker import Worker
 
-BATCH_BYTES = 128 << 20
+BATCH_BYTES = 64 << 20
 """Size of a batch in float32. Each batch becomes a page, and small pages are slow."""
 _BINNED_BYTES = 5
 """Upper estimate of the memory of a binned value in a matrix with missing values."""
@@ -155,13 +155,18 @@ class ShardMatrix:
         if not self.rows:  # XGBoost requires a batch
             yield 0, 0
 
-    def batch(self, low: int, high: int) -> dict[str, Any]:
-        """Return the arguments of XGBoost's ``input_data`` for a batch."""
+    def batch(self, low: int, high: int, buffer: np.ndarray) -> dict[str, Any]:
+        """Return the arguments of XGBoost's ``input_data`` for a batch.
+
+        The features are written to `buffer`, of shape ``(at least high - low, width)``.
+        """
         index: slice | np.ndarray = (
             slice(low, high) if self._order is None else self._order[low:high]
         )
         columns = self._columns
-        arguments: dict[str, Any] = {"data": self._features(index, high - low)}
+        block = buffer[: high - low]
+        self._read_features(index, block)
+        arguments: dict[str, Any] = {"data": block}
         if self.labels:
             labels = [self._values(name)[index] for name in self.labels]
             label = labels[0] if len(labels) == 1 else np.stack(labels, axis=1)
@@ -198,8 +203,8 @@ class ShardMatrix:
                     column=name,
                 )
 
-    def _features(self, index: slice | np.ndarray, rows: int) -> np.ndarray:
-        block = np.empty((rows, self.width), np.float32)
+    def _read_features(self, index: slice | np.ndarray, block: np.ndarray) -> None:
+        rows = len(block)
         for source in self._sources:
             array = self._shard.arrays[source.array]
             values = array if source.columns is None else array[:, source.columns]
@@ -209,7 +214,6 @@ class ShardMatrix:
             block[:, source.start : source.start + source.width] = values.reshape(
                 rows, source.width
             )
-        return block
 
     def _values(self, name: str) -> np.ndarray:
         """Return a target, weight, margin or group column."""
@@ -288,7 +292,10 @@ def codes_of(texts: np.ndarray, categories: Sequence[str]) -> np.ndarray:
 
 
 def shard_matrices(
-    worker: Worker, columns: TreeColumns, known: Categories | None = None
+    worker: Worker,
+    shards: dict[str, Shard],
+    columns: TreeColumns,
+    known: Categories | None = None,
 ) -> tuple[dict[str, ShardMatrix], Categories]:
     """Return the matrix of each shard of a worker, and the categories of text columns.
 
@@ -297,11 +304,11 @@ def shard_matrices(
     Parameters
     ----------
     worker : Worker
+    shards : dict of str to Shard
     columns : TreeColumns
     known : dict of str to list of str, optional
         Categories of a fitted model; by default those of the training data of all workers.
     """
-    shards = worker.shards
     first = next(iter(shards.values()))
     local: dict[str, Any] = {
         "widths": {name: feature_widths(shard, columns) for name, shard in shards.items()},
@@ -400,12 +407,17 @@ def _iterator(matrix: ShardMatrix, cache_prefix: str | None = None) -> xgboost.D
         def __init__(self) -> None:
             self._batches = list(matrix.batches())
             self._next = 0
+            self._buffer: np.ndarray | None = None  # XGBoost keeps a batch until the next one
             super().__init__(cache_prefix=cache_prefix)
 
         def next(self, input_data):
             if self._next == len(self._batches):
+                self._buffer = None
                 return False
-            arguments = matrix.batch(*self._batches[self._next])
+            if self._buffer is None:
+                rows = max(high - low for low, high in self._batches)
+                self._buffer = np.empty((rows, matrix.width), np.float32)
+            arguments = matrix.batch(*self._batches[self._next], self._buffer)
             self._next += 1
             input_data(**arguments)
             return True

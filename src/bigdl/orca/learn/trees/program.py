@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from bigdl.runtime.engine import PeerLost
 if TYPE_CHECKING:
     import xgboost
 
+    from bigdl.runtime.shards.shard import Shard
     from bigdl.runtime.worker import Worker
 
 Metric = Callable[[np.ndarray, Any], tuple[str, float]]
@@ -80,24 +81,28 @@ class TreeFit:
     early_stopping_rounds: int | None = None
     maximize: bool | None = None
     checkpoint_rounds: int | None = None
+    imports_torch: ClassVar[bool] = False
 
     def __call__(self, worker: Worker) -> None:
         """Train; rank 0 sends the booster at each checkpoint and at the end."""
         data = _shared_model(worker)
         facts = {} if data is None else read_facts(read_booster(data))
-        matrices, categories = shard_matrices(worker, self.columns, facts.get("categories"))
-        workers_here = max(1, core_count() // max(1, worker.threads))
-        external = self.external_memory
-        if external is None:
-            external = is_external(list(matrices.values()), workers_here)
-        facts = {
-            "categories": categories,
-            "features": self.columns.features,
-            "labels": self.columns.labels,
-            "categorical": self.columns.categorical,
-        }
-        with _matrix_folder(worker) as folder, _collective(worker):
-            self._train(worker, matrices, folder if external else None, data, facts)
+        with _matrix_folder(worker) as folder:
+            shards = _shards(worker, self.columns, folder)
+            known = facts.get("categories")
+            matrices, categories = shard_matrices(worker, shards, self.columns, known)
+            workers_here = max(1, core_count() // max(1, worker.threads))
+            external = self.external_memory
+            if external is None:
+                external = is_external(list(matrices.values()), workers_here)
+            facts = {
+                "categories": categories,
+                "features": self.columns.features,
+                "labels": self.columns.labels,
+                "categorical": self.columns.categorical,
+            }
+            with _collective(worker):
+                self._train(worker, matrices, folder if external else None, data, facts)
 
     def _train(
         self,
@@ -207,23 +212,25 @@ class TreeEvaluation:
     metrics: list[str] | None = None
     metric: Metric | None = None
     has_objective: bool = False
+    imports_torch: ClassVar[bool] = False
 
     def __call__(self, worker: Worker) -> dict[str, float]:
         """Return the metrics, which are equal on all workers."""
         data = _shared_model(worker)
         assert data is not None
         booster = read_booster(data, worker.threads)
-        matrices, _ = shard_matrices(
-            worker, self.columns, read_facts(booster).get("categories", {})
-        )
-        if matrices["data"].width != booster.num_features():
-            raise UsageError(
-                f"The trees were trained with {booster.num_features()} features, got "
-                f"{matrices['data'].width}; pass the columns of the fit",
-                code="model-input",
-            )
-        with _matrix_folder(worker) as folder, _collective(worker):
-            metrics = self._evaluate(worker, booster, matrices["data"], folder)
+        known = read_facts(booster).get("categories", {})
+        with _matrix_folder(worker) as folder:
+            shards = _shards(worker, self.columns, folder)
+            matrices, _ = shard_matrices(worker, shards, self.columns, known)
+            if matrices["data"].width != booster.num_features():
+                raise UsageError(
+                    f"The trees were trained with {booster.num_features()} features, got "
+                    f"{matrices['data'].width}; pass the columns of the fit",
+                    code="model-input",
+                )
+            with _collective(worker):
+                metrics = self._evaluate(worker, booster, matrices["data"], folder)
         metrics = {name.removeprefix("data_"): value for name, value in metrics.items()}
         if self.metrics:
             # metrics of the fit come first
@@ -334,6 +341,15 @@ def _shared_model(worker: Worker) -> bytes | None:
             worker.channel.put_bytes(_MODEL, data)
         return data
     return worker.channel.take_bytes(_MODEL, delete=False)
+
+
+def _shards(worker: Worker, columns: TreeColumns, folder: str) -> dict[str, Shard]:
+    """Return the shards of a worker, with whole groups of a ranking."""
+    if columns.group is None or worker.world_size == 1:
+        return worker.shards
+    from bigdl.orca.learn.trees.groups import exchange_groups
+
+    return exchange_groups(worker, columns.group, folder)
 
 
 @contextlib.contextmanager
