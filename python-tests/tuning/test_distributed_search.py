@@ -146,9 +146,10 @@ def test_a_timeout_and_an_interrupt_end_running_trials(interrupt):
     found = study()
     begin = time.monotonic()
     if interrupt:
-        threading.Timer(4, _thread.interrupt_main).start()
+        # a trial is running after the first has finished
+        timer = threading.Timer(1, _thread.interrupt_main)
         with pytest.raises(KeyboardInterrupt):
-            run(found, endless)
+            run(found, endless, callbacks=[lambda *_: timer.start()])
     else:
         run(found, endless, timeout=6)
     assert time.monotonic() - begin < 60

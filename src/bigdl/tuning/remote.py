@@ -542,12 +542,12 @@ class RemoteTrial(BaseTrial):
         self,
         method: str,
         name: str,
-        distribution: Callable[..., BaseDistribution] | None = None,
+        distribution_type: Callable[..., BaseDistribution] | None = None,
         **arguments: object,
     ) -> Any:
-        if name in self._joint and distribution is not None:
+        if name in self._joint and distribution_type is not None:
             with suppress(Exception):  # the driver raises the error
-                if self._is_joint(name, distribution(**arguments)):
+                if self._is_joint(name, distribution_type(**arguments)):
                     return self._accept(name)
         self._params[name] = self.call(method, name=name, **arguments)["value"]
         return self._params[name]
