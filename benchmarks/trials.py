@@ -10,7 +10,8 @@ each has run two trials before, so processes and imports are not measured. ``ove
 (seconds - trials x sleep / slots) / trials, in milliseconds; with pruning only ``seconds`` count.
 
 Peers: ``threads`` is ``study.optimize(n_jobs=)``; ``joblib`` asks and tells in the driver and runs
-each batch of trials with joblib's processes; ``job-per-trial`` asks and tells in threads that run a
+each batch of trials with joblib's processes, and ``joblib-spark`` on Spark (``pip install
+joblibspark``); ``job-per-trial`` asks and tells in threads that run a
 Spark job for each trial, as joblib-spark and hyperopt's SparkTrials do; ``ray-tune`` is Ray Tune
 with OptunaSearch and reused actors.
 """
@@ -74,6 +75,15 @@ def threads(study, objective, trials, slots):
 
 def serial(study, objective, trials, slots):
     study.optimize(objective, trials)
+
+
+def with_joblib_spark(study, objective, trials, slots):
+    import joblib
+    import joblibspark
+
+    joblibspark.register_spark()
+    with joblib.parallel_backend("spark", n_jobs=slots):
+        with_joblib(study, objective, trials, slots)
 
 
 def with_joblib(study, objective, trials, slots):
@@ -143,11 +153,12 @@ PARTIES = {
     "ours-ray": ours("ray"),
     "threads": threads,
     "joblib": with_joblib,
+    "joblib-spark": with_joblib_spark,
     "job-per-trial": job_per_trial,
     "ray-tune": ray_tune,
     "serial": serial,
 }
-CANNOT_PRUNE = ("joblib", "job-per-trial", "ray-tune")
+CANNOT_PRUNE = ("joblib", "joblib-spark", "job-per-trial", "ray-tune")
 
 
 def start(parties, slots):
@@ -155,7 +166,7 @@ def start(parties, slots):
         from bigdl.orca import init_orca_context
 
         init_orca_context("local", cores=slots, memory="2g", init_ray_on_spark=True)
-    elif any(party in ("ours-spark", "job-per-trial") for party in parties):
+    elif any(party in ("ours-spark", "joblib-spark", "job-per-trial") for party in parties):
         from bigdl.orca import init_orca_context
 
         init_orca_context("local", cores=slots, memory="2g")

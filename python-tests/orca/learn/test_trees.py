@@ -179,7 +179,8 @@ def test_two_workers_exchange_rows_so_that_groups_are_whole(tmp_path):
     estimator.fit(frame, features, "y", group_col="g", categorical_cols="text")
     sizes = [np.load(each) for each in tmp_path.iterdir()]
     assert sorted(np.concatenate(sizes)) == sorted(frame.g.value_counts())
-    assert len(sizes) == 2 and min(len(each) for each in sizes) > 30
+    assert len(sizes) == 2
+    assert min(len(each) for each in sizes) > 30
     measured = estimator.evaluate(frame, features, "y", group_col="g", metrics="ndcg")
     rows = frame.sort_values("g", kind="stable")
     codes = pd.Categorical(rows.text).codes
