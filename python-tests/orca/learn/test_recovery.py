@@ -18,6 +18,7 @@ from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.testing.chaos import Chaos, ChaosReport
+from bigdl.training.in_place import flat_values, shaped_values
 
 pytestmark = pytest.mark.fault
 
@@ -199,6 +200,21 @@ def test_chaos_reports_what_it_did_and_the_result_is_the_same(table, undisturbed
     assert 1 <= len(report.events) <= 2
     assert all(event["action"] == "kill" and event["stall_s"] > 0 for event in report.events)
     assert 0 < report.goodput <= 1.1
+
+
+def test_exchanged_buffers_keep_every_digit():
+    values = [
+        torch.tensor(2**60 + 1),
+        torch.tensor([True, False, True]),
+        torch.tensor([[0.1, float("nan")]], dtype=torch.bfloat16),
+        torch.tensor([1 + 2j]),
+        torch.zeros(0),
+        torch.tensor([-0.0, 1e-45]),
+    ]
+    found = shaped_values(flat_values(values), values)
+    for one, other in zip(found, values, strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def test_goodput_is_the_share_of_time_for_steps_that_count():

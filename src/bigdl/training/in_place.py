@@ -2,9 +2,9 @@
 
 The weights, the optimizer and the schedule are equal on all ranks.  The rest of a rank's state is
 small: the sums of its losses, and buffers such as running means.  In every step the ranks exchange
-it while they compute gradients, and update the weights only after both the exchange and the sum of
-the gradients have succeeded.  So a rank that has updated its weights knows the state of every rank
-after this step, and all ranks have either made the step or can make it again.  Random numbers are
+it, together with the sum of the gradients or, if it is large, during the computation of them, and
+update the weights only after both have succeeded.  So a rank that has updated its weights knows the
+state of every rank after this step, and all ranks have either made the step or can make it again.  Random numbers are
 derived from (seed, epoch, step, rank).
 
 After a loss, the ranks with the newest state keep it, and one of them sends it to the others: the
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bigdl.training.state import RunningState
 
 _TABLE = "table.pt"
+_CARRIED_VALUES = 4096  # the sum of gradients carries the state of all ranks up to this size
 SUMS = len(fields(EpochSums))
 """Number of sums at the start of a rank's vector."""
 
@@ -50,10 +51,12 @@ def sums_vector(sums: EpochSums, *values: float) -> torch.Tensor:
 
 
 def flat_values(values: list[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of any dtype as a vector of float64."""
+    """Return the bytes of tensors as a vector of float64, which keeps values of any dtype."""
     import torch
 
-    return torch.cat([torch.empty(0, dtype=torch.float64)] + [v.double().view(-1) for v in values])
+    parts = [value.reshape(-1).view(torch.uint8) for value in values]
+    padding = torch.zeros(-sum(map(len, parts)) % 8, dtype=torch.uint8)
+    return torch.cat([*parts, padding]).view(torch.float64)
 
 
 def joined(*vectors: torch.Tensor) -> torch.Tensor:
@@ -65,8 +68,14 @@ def joined(*vectors: torch.Tensor) -> torch.Tensor:
 
 def shaped_values(vector: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
     """Divide a vector of :func:`flat_values` into tensors like the given ones."""
-    parts = vector.split([each.numel() for each in like])
-    return [part.view(each.shape).to(each.dtype) for part, each in zip(parts, like, strict=True)]
+    import torch
+
+    sizes = [each.numel() * each.itemsize for each in like]
+    content = vector.contiguous().view(torch.uint8)[: sum(sizes)]
+    return [  # a copy, since a view of another dtype has to be aligned
+        part.clone().view(each.dtype).view(each.shape)
+        for part, each in zip(content.split(sizes), like, strict=True)
+    ]
 
 
 class FitState(Protocol):
@@ -138,9 +147,18 @@ class StepGuard:
         self._saved = (*numbers, self._step.facts_of_step())
 
     def offer(self, vector: torch.Tensor) -> None:
-        """Start to exchange the state that this rank will have after the step."""
-        self.collect()
-        self._pending = self._sync.begin_all_gather(vector)
+        """Start to exchange the state that this rank will have after the update that follows.
+
+        Parameters
+        ----------
+        vector : torch.Tensor
+            Vector of float64, of equal length on all ranks.
+        """
+        if vector.numel() * self._sync.world_size <= _CARRIED_VALUES:
+            self._sync.carry(vector)
+            self._pending = self._sync.carried
+        else:
+            self._pending = self._sync.begin_all_gather(vector)
 
     def collect(self) -> None:
         """Wait for the exchange; call it before the weights are updated."""
@@ -157,6 +175,7 @@ class StepGuard:
     def forget(self) -> None:
         """Forget an unfinished exchange, which would keep the sockets of its group open."""
         self._pending = self._offered = None
+        self._sync.carry(None)
 
     def roll_back(self) -> None:
         """Return to the state after the last update.

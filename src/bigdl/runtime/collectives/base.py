@@ -140,6 +140,8 @@ class GradientSync(ABC):
         self.sums_in_tree = False
         self._library: Any = None  # set by start()
         self.groups: GradientGroups | None = None
+        self._carry: torch.Tensor | None = None  # values for the next sum of gradients
+        self._carried: Sequence[torch.Tensor] | None = None  # of all ranks, from the latest sum
 
     # -- implemented by a subclass, for several workers -----------------------------------------
 
@@ -225,6 +227,24 @@ class GradientSync(ABC):
         with as_peer_lost():
             gathered = self._all_gather(tensor)
         return lambda: gathered
+
+    def carry(self, values: torch.Tensor | None) -> None:
+        """Exchange values together with the next sum of gradients, without another collective.
+
+        Parameters
+        ----------
+        values : torch.Tensor or None
+            Vector of float64, of equal length on all ranks; None cancels the exchange. Call this
+            before :meth:`overlap`.
+        """
+        self._carry, self._carried = values, None
+
+    def carried(self) -> Sequence[torch.Tensor]:
+        """Return the values of all ranks that the latest sum of gradients has carried."""
+        carried, self._carried = self._carried, None
+        if carried is None:
+            raise PeerLost("the sum of the gradients has not carried the state of the ranks")
+        return carried
 
     def stop(self) -> None:
         """Leave the group at once without waiting for peers; safe to call twice."""
@@ -354,11 +374,15 @@ class GradientSync(ABC):
         """
         if self.world_size == 1:
             return
-        groups = self._groups_of(parameters, may_be_sparse)
+        groups, carry = self._groups_of(parameters, may_be_sparse), self._carry
+        carried = None if carry is None or groups.dense else list(self._all_gather(carry))
         for buckets in groups.dense:
             buckets.all_reduce(weight)
         if groups.sparse:
             self._reduce_sparse(groups.sparse, weight)
+        if carry is not None:
+            self._carried = groups.dense[0].carried() if carried is None else carried
+            self._carry = None
 
     def overlap(
         self,
@@ -380,8 +404,12 @@ class GradientSync(ABC):
     def _groups_of(
         self, parameters: Sequence[torch.nn.Parameter], may_be_sparse: Sequence[torch.nn.Parameter]
     ) -> GradientGroups:
-        if self.groups is None or not self.groups.matches(parameters):
-            self.groups = GradientGroups(parameters, may_be_sparse, self.new_buffer)
+        carry = self._carry
+        carried = None if carry is None else carry.numel() * self.world_size
+        if self.groups is None or not self.groups.matches(parameters, carried):
+            self.groups = GradientGroups(parameters, may_be_sparse, self.new_buffer, carried or 0)
+        if carry is not None and self.groups.dense:
+            self.groups.dense[0].carry(self.rank, carry)
         return self.groups
 
     @_timed

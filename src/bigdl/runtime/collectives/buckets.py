@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 
@@ -74,6 +74,8 @@ class GradientGroups:
         See :meth:`~bigdl.runtime.collectives.base.GradientSync.all_reduce_gradients`.
     make_buffer : callable
         See :class:`FlatBuckets`.
+    carried : int
+        Number of values of float64 that the sum of the first dense group carries.
 
     Attributes
     ----------
@@ -86,7 +88,9 @@ class GradientGroups:
         parameters: Sequence[torch.nn.Parameter],
         may_be_sparse: Sequence[torch.nn.Parameter],
         make_buffer: Callable[..., SumBuffer],
+        carried: int = 0,
     ) -> None:
+        self._carried = carried
         sparse = {id(p) for p in may_be_sparse}
         self._ids = tuple(map(id, parameters))
         self.sparse = [p for p in parameters if id(p) in sparse]
@@ -94,11 +98,21 @@ class GradientGroups:
         for parameter in parameters:
             if id(parameter) not in sparse:
                 groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        self.dense = [FlatBuckets(members, make_buffer) for members in groups.values()]
+        self.dense = [
+            FlatBuckets(members, make_buffer, 0 if number else carried)
+            for number, members in enumerate(groups.values())
+        ]
 
-    def matches(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
-        """Return True if the groups were built from exactly these parameters."""
-        return tuple(map(id, parameters)) == self._ids
+    def matches(self, parameters: Sequence[torch.nn.Parameter], carried: int | None = None) -> bool:
+        """Return True if the groups were built from exactly these parameters.
+
+        Parameters
+        ----------
+        parameters : sequence of torch.nn.Parameter
+        carried : int, optional
+            Number of values that they should carry.
+        """
+        return carried in (None, self._carried) and tuple(map(id, parameters)) == self._ids
 
 
 class FlatBuckets:
@@ -109,8 +123,10 @@ class FlatBuckets:
     send the buckets in the same order, even if they fill in another order. A rank that does not
     overlap sends them afterwards (Li et al., "PyTorch Distributed", VLDB 2020).
 
-    The last elements of the buffer count the ranks on which each parameter has a gradient, and the
-    ranks on which a gradient changed after it was sent.
+    Further elements of the buffer count the ranks on which each parameter has a gradient, and the
+    ranks on which a gradient changed after it was sent. The last elements carry numbers of each
+    rank to all ranks (:meth:`carry`): every rank has its own elements, which are zero on the
+    others, and writes bits of its numbers to them as integers that every dtype represents exactly.
 
     Parameters
     ----------
@@ -118,18 +134,30 @@ class FlatBuckets:
         Parameters of one dtype and device.
     make_buffer : callable
         ``make_buffer(size, dtype, device)`` returns a :class:`SumBuffer`.
+    carried : int
+        Number of values of float64 that the sum carries, of all ranks together.
     """
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], make_buffer: Callable[..., SumBuffer]
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        make_buffer: Callable[..., SumBuffer],
+        carried: int = 0,
     ) -> None:
+        import torch
+
         self._parameters = list(reversed(parameters))
         sizes = [p.numel() for p in self._parameters]
         first = self._parameters[0]
         total = sum(sizes)
-        self.buffer = make_buffer(total + len(sizes) + 1, first.dtype, first.device)
+        self._digits = torch.int8 if first.dtype.itemsize < 4 else torch.int16
+        digits = carried * (8 // self._digits.itemsize)
+        flags_end = total + len(sizes) + 1
+        self.buffer = make_buffer(flags_end + digits, first.dtype, first.device)
         self._flat = self.buffer.tensor
-        self._flags = self._flat[total:]
+        self._flags, self._carried = self._flat[total:flags_end], self._flat[flags_end:]
+        self._carry: tuple[int, torch.Tensor] | None = None  # rank and its digits
+        self._sums = self._carried  # of the latest sum
         self._views: list[torch.Tensor] = []
         self._bucket_of: list[int] = []
         self._ends: list[int] = []  # end offsets of the buckets in the buffer
@@ -189,6 +217,18 @@ class FlatBuckets:
             for hook in hooks:
                 hook.remove()
 
+    def carry(self, rank: int, values: torch.Tensor) -> None:
+        """Set the values of float64 that the next sum carries from this rank."""
+        self._carry = rank, values.view(self._digits)
+
+    def carried(self) -> list[torch.Tensor]:
+        """Return the values that the latest sum has carried from each rank."""
+        import torch
+
+        _, digits = cast("tuple[int, torch.Tensor]", self._carry)
+        sums = self._sums.to(device="cpu", dtype=self._digits).view(-1, len(digits))
+        return [row.view(torch.float64) for row in sums]
+
     def all_reduce(self, weight: float) -> None:
         """Run :meth:`GradientSync.all_reduce_gradients` for these parameters."""
         self._reduce_rest(weight)
@@ -200,6 +240,7 @@ class FlatBuckets:
             self._reset()
             self._reduce_rest(weight)
         present = (self._flags[:-1] != 0).tolist()
+        self._sums = self._carried.clone()
         for parameter, view, is_present in zip(self._parameters, self._views, present, strict=True):
             if not is_present:
                 parameter.grad = None
@@ -221,6 +262,10 @@ class FlatBuckets:
             if bucket >= first and not self._is_copied[index]:
                 self._copy(index, weight)
         self._flags.copy_(torch.tensor([*flags, self._is_stale], dtype=self._flat.dtype))
+        if self._carry is not None:
+            rank, digits = self._carry
+            self._carried.zero_()
+            self._carried.view(-1, len(digits))[rank] = digits
         while len(self._waits) < len(self._ends):
             self._send()
         for wait in self._waits:

@@ -342,6 +342,11 @@ class OptimizerStep:
         """True if all batches of the update have been accumulated."""
         return self._batches >= self._accumulate
 
+    @property
+    def is_due_next(self) -> bool:
+        """True if the update is due after the backward pass of one more batch."""
+        return self._batches + 1 >= self._accumulate
+
     def step(self, *, is_last: bool) -> bool:
         """All-reduce and clip the gradients, and update the weights; a collective call.
 
@@ -802,7 +807,8 @@ class TorchStep(WorkerStep):
         by_rows = not total and settings.accumulate == 1
         # if nothing counts, zero gradients still move weights that have a momentum
         shares = (float(rows), float(batch_rows)) if by_rows else (counted, total)
-        if self.guard is not None:
+        is_last = position.batch == plan.steps
+        if self.guard is not None and (is_last or self._update.is_due_next):
             self._offer(self._loss_parts(counted, total, rows, batch_rows)[1], rows)
         runner.updated, is_shared = self._backward(*shares)
         loss, parts = self._loss_parts(counted, total, rows, batch_rows)
