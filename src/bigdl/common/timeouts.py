@@ -25,6 +25,7 @@ WORKERS_END_S = 5.0  # workers have this long to end after an order to stop
 GO_LOOK_S = 0.5  # interval at which a worker that waits for a replacement looks for errors
 # A worker that is silent for this long after a collective has timed out on the others is ended.
 HANG_GRACE_S = 5.0
+SPARE_START_S = 3.0  # a fit that runs for this long prepares a process for the next loss
 LEAVE_GROUP_S = 10.0  # limit for leaving a group whose collectives have failed
 JOIN_LOOK_S = 0.1  # interval at which connecting workers look for a loss
 REJOIN_S = 30.0  # limit for connecting to each other after a loss

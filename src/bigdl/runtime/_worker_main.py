@@ -5,10 +5,12 @@ packages that may start threads. After that it answers each message on its pipe.
 is a factory of the worker's function; each further message is the argument of a call.
 """
 
+import atexit
+import contextlib
 import faulthandler
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,10 +24,18 @@ from bigdl.common.platform.processes import (
 from bigdl.runtime.failure import Failure
 from bigdl.runtime.messages import encode, opened, receive, send
 
+_connections: list[Connection] = []
+
+
+def own_connection() -> Connection:
+    """Return the pipe on which this process receives its calls."""
+    return _connections[-1]
+
 
 def main(parent: int, end: int) -> None:
     """Answer calls on a pipe until the parent closes it."""
     connection = inherited_end(end)
+    _connections.append(connection)
     threading.Thread(target=_die_with, args=(parent,), name="bigdl-parent", daemon=True).start()
     faulthandler.enable()
     with connection:
@@ -48,6 +58,17 @@ def _set_up(
         # typeshed declares TextIO instead of TextIOWrapper
         stream.reconfigure(line_buffering=True, write_through=False, **encoding)  # type: ignore[union-attr]
     sys.argv = argv
+
+
+def serve_fork(connection: Connection, parent: int, cores: Sequence[int]) -> None:
+    """Answer calls on a pipe in a process that `parent` has forked, until the pipe is closed."""
+    threading.Thread(target=_die_with, args=(parent,), name="bigdl-parent", daemon=True).start()
+    pin_process(cores)
+    with connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _serve(connection)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def _serve(connection: Connection) -> None:

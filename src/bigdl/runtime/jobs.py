@@ -659,6 +659,7 @@ class CalledJob(Job):
     """Base class of jobs whose workers are called by :class:`WorkerCalls`."""
 
     _replacements: StartReplacement | None = None  # set in `_calls` if the engine can replace one
+    _prepare_replacement: Callable[[], None] | None = None
 
     @abstractmethod
     def _calls(self, channel: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:
@@ -672,7 +673,11 @@ class CalledJob(Job):
             calls.are_independent = self.spec.is_independent
             if self._on_loss is not None and self._replacements is not None:
                 recovery = RecoveryMonitor(
-                    channel, self.num_workers, self.spec.timeout, self._on_loss
+                    channel,
+                    self.num_workers,
+                    self.spec.timeout,
+                    self._on_loss,
+                    self._prepare_replacement,
                 )
                 calls.recover_with(recovery, self._replacements, self._is_replaceable)
             calls.run(self._polls(watch, on_event))

@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from typing import Any, Literal, cast
 
 from bigdl.common.checks import check_integer
@@ -23,10 +24,12 @@ from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.common.platform.cores import pin_process
 from bigdl.common.platform.files import read_whole
+from bigdl.common.platform.processes import ForkedProcess
 from bigdl.common.private_folders import process_folder
 from bigdl.common.timeouts import COLLECTIVE_S, LOCAL_EXIT_S
 from bigdl.runtime.channel import AttemptChannel, Channel, Unreachable
 from bigdl.runtime.engine import Engine
+from bigdl.runtime.forks import ForkServer, can_fork_workers, imported_modules
 from bigdl.runtime.jobs import (
     PROCESS_ENDED,
     AttemptMonitor,
@@ -272,12 +275,12 @@ class LocalJob(CalledJob):
                     except WorkerLost as error:
                         raise EOFError from error
                     worker.submit(execute_task, replacing, self._attempts, task_index, directory)
-                    _processes.start_spare(rank, slot)
                     return cast("tuple[int, str, str]", worker.result())
 
                 return threads.submit(run), worker.kill
 
             self._replacements = replace
+            self._prepare_replacement = functools.partial(_processes.prepare, workers[0].slot)
             with WorkerCalls(channel, answers, kills, EOFError) as calls:
                 yield calls
 
@@ -360,9 +363,12 @@ class InProcessConnection(ChannelConnection):
 class LocalWorker(WorkerProcess):
     """A worker process that calls the functions it receives."""
 
-    def __init__(self, rank: int, slot: CpuSlot):
+    def __init__(
+        self, rank: int, slot: CpuSlot, forked: tuple[Connection, ForkedProcess] | None = None
+    ):
+        self.is_forked = forked is not None
         with contextlib.closing(encoded(_make_caller, "The local worker")) as make:
-            super().__init__(rank, slot, make)
+            super().__init__(rank, slot, make, forked=forked)
 
     def submit(self, function: Callable[..., Any], *arguments: object) -> None:
         """Call a function in the worker, in the program's current directory."""
@@ -425,7 +431,8 @@ class LocalProcesses:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[LocalWorker] = []
-        self._spare: LocalWorker | None = None
+        self._spare: LocalWorker | None = None  # without forks
+        self._server: ForkServer | None = None
         self._owner = os.getpid()
 
     @contextlib.contextmanager
@@ -446,13 +453,14 @@ class LocalProcesses:
                     worker.await_start()
             yield workers
         finally:
-            self.end_spare()
             for worker in workers:
-                if worker.pending:  # interrupted during a call
+                if worker.pending or worker.is_forked:  # interrupted during a call, or short-lived
                     worker.end()
+            self.end_spare()
             most = max(number, 2 * len(usable_cores()))
             with self._lock:
-                self._idle += [worker for worker in workers if not worker.pending]
+                kept = [each for each in workers if not (each.pending or each.is_forked)]
+                self._idle += kept
                 surplus, self._idle = self._idle[:-most], self._idle[-most:]
             _end(surplus)
 
@@ -465,19 +473,37 @@ class LocalProcesses:
             idle, self._idle = self._idle, []
         _end(idle)
 
-    def start_spare(self, rank: int, slot: CpuSlot) -> None:
-        """Start a worker for the next loss, since a process needs seconds to start."""
+    def prepare(self, slot: CpuSlot) -> None:
+        """Prepare for a loss, since a process needs seconds to start.
+
+        A server is started that has imported the program's modules and forks replacements; without
+        forks one process that waits.
+
+        Parameters
+        ----------
+        slot : CpuSlot
+            Threads of the workers.
+        """
         with self._lock:
-            if self._spare is None:
-                self._spare = LocalWorker(rank, slot)
+            if self._server is not None or self._spare is not None:
+                return
+            if can_fork_workers():
+                cores = CpuSlot(tuple(usable_cores()), slot.threads)
+                self._server = ForkServer(cores, imported_modules())
+            else:
+                self._spare = LocalWorker(0, slot)
 
     def take_spare(self, rank: int, slot: CpuSlot) -> LocalWorker | None:
-        """Return the worker of :meth:`start_spare`, or None if there is none.
+        """Return a worker that :meth:`prepare` has made possible, or None if there is none.
 
         It may still be starting, and have other cores, see :meth:`LocalWorker.move_to`.
         """
         with self._lock:
+            server = self._server
             spare, self._spare = self._spare, None
+        if server is not None and server.slot.threads == slot.threads and server.is_ready():
+            with contextlib.suppress(EOFError, OSError):
+                return LocalWorker(rank, slot, server.fork(slot.cores))
         if spare is None:
             return None
         if spare.has_ended() or spare.slot.threads != slot.threads:
@@ -487,11 +513,13 @@ class LocalProcesses:
         return spare
 
     def end_spare(self) -> None:
-        """End the worker that waits for the next loss."""
+        """End what :meth:`prepare` has started, and the workers that were forked."""
         with self._lock:
-            spare, self._spare = self._spare, None
-        if spare is not None:
-            spare.end()
+            waiting = self._spare, self._server
+            self._spare = self._server = None
+        for each in waiting:
+            if each is not None:
+                each.end()
 
     def take(self, rank: int, slot: CpuSlot) -> LocalWorker:
         """Return an idle worker with these cores, or one that is starting."""

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 from bigdl.common.cpu import (
@@ -29,7 +30,12 @@ from bigdl.common.cpu import (
 )
 from bigdl.common.errors import UsageError
 from bigdl.common.platform.network import disconnect
-from bigdl.common.platform.processes import ProcessGroup, describe_start_limit, start_worker
+from bigdl.common.platform.processes import (
+    ForkedProcess,
+    ProcessGroup,
+    describe_start_limit,
+    start_worker,
+)
 from bigdl.common.timeouts import KERNEL_KILL_S
 from bigdl.runtime.messages import PickledMessage, encode, opened, receive, send
 
@@ -119,10 +125,12 @@ class WorkerProcess:
     dies_with_parent : bool
         Whether the kernel kills it when the thread that started it ends. That also ends a worker
         that never releases the GIL.
+    forked : tuple of Connection and ForkedProcess, optional
+        Process that was forked (:mod:`bigdl.runtime.forks`), instead of a new one.
 
     Attributes
     ----------
-    process : subprocess.Popen
+    process : subprocess.Popen or ForkedProcess
     connection : multiprocessing.connection.Connection
         Readable when an answer has arrived or the worker has ended.
     pending : int
@@ -138,10 +146,17 @@ class WorkerProcess:
         env: Mapping[str, str | None] | None = None,
         capture_output: bool = False,
         dies_with_parent: bool = False,
+        forked: tuple[Connection, ForkedProcess] | None = None,
     ):
         self.rank, self.slot = rank, slot
         self.pending = 0
         self._children_ended = False
+        self.process: subprocess.Popen[bytes] | ForkedProcess
+        if forked is not None:
+            self.connection, self.process = forked
+            self._group = ProcessGroup(self.process)
+            self.start_call(make)
+            return
         env = env or {}
         stream = subprocess.PIPE if capture_output else None
         added = env.get("PYTHONPATH") or ""

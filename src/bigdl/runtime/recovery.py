@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import WorkerLost
-from bigdl.common.timeouts import GO_LOOK_S, HANG_GRACE_S
+from bigdl.common.timeouts import GO_LOOK_S, HANG_GRACE_S, SPARE_START_S
 from bigdl.runtime.engine import PeerLost
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ class RecoveryMonitor:
         others wait longer is ended.
     on_loss : callable
         ``on_loss(error)`` returns True if a replacement may start.
+    prepare : callable, optional
+        Called a few seconds after the start of the steps and of each group, to prepare a process
+        for the next loss.
     """
 
     def __init__(
@@ -97,9 +100,11 @@ class RecoveryMonitor:
         world_size: int,
         timeout: float,
         on_loss: Callable[[WorkerLost], bool],
+        prepare: Callable[[], None] | None = None,
     ):
         self._channel, self._world_size, self._timeout = channel, world_size, timeout
-        self._on_loss = on_loss
+        self._on_loss, self._prepare = on_loss, prepare
+        self._prepare_at: float | None = None
         self.group = 0
         self._reports = 0
         self._waiting_since: float | None = None
@@ -120,6 +125,7 @@ class RecoveryMonitor:
     def poll(self, kill_rank: Callable[[int], None]) -> None:
         """Announce the next group once all ranks are ready; end silent workers."""
         channel = self._channel
+        self._prepare_for_loss()
         if channel.count(_REPORTS) == self._reports and self._waiting_since is None:
             return
         self._reports = channel.count(_REPORTS)
@@ -139,8 +145,18 @@ class RecoveryMonitor:
                     kill_rank(rank)
             self._waiting_since, self._has_loss = time.monotonic(), True
 
+    def _prepare_for_loss(self) -> None:
+        now = time.monotonic()
+        if self._prepare is None or self._prepare_at is None:
+            if self._prepare is not None and self._channel.has(_RECORD):
+                self._prepare_at = now + SPARE_START_S
+        elif now >= self._prepare_at:
+            self._prepare_at = float("inf")
+            self._prepare()
+
     def _start(self, group: int, reports: list[Report]) -> None:
         if all(report["position"] is None for report in reports):
             raise WorkerLost("All workers were lost")
         self._channel.set_json(f"go/{group}", reports)
         self.group, self._waiting_since, self._has_loss = group, None, False
+        self._prepare_at = time.monotonic() + SPARE_START_S

@@ -4,8 +4,8 @@ The weights, the optimizer and the schedule are equal on all ranks.  The rest of
 small: the sums of its losses, and buffers such as running means.  In every step the ranks exchange
 it, together with the sum of the gradients or, if it is large, during the computation of them, and
 update the weights only after both have succeeded.  So a rank that has updated its weights knows the
-state of every rank after this step, and all ranks have either made the step or can make it again.  Random numbers are
-derived from (seed, epoch, step, rank).
+state of every rank after this step, and all ranks have either made the step or can make it again.
+Random numbers are derived from (seed, epoch, step, rank).
 
 After a loss, the ranks with the newest state keep it, and one of them sends it to the others: the
 replacement, and ranks that had not updated their weights yet (:mod:`bigdl.runtime.recovery`).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import multiprocessing
+import multiprocessing.connection
 import multiprocessing.context
 import os
 import signal
@@ -201,17 +202,19 @@ class ProcessGroup:
 
     Parameters
     ----------
-    process : subprocess.Popen
-        From :func:`start_worker`.
+    process : subprocess.Popen or ForkedProcess
+        From :func:`start_worker`, or forked by another process.
 
     Notes
     -----
     On Windows the group is a job object, whose processes end with this process, too.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]):
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedProcess):
         self._process = process
-        self._job = _new_job(process) if sys.platform == "win32" else None
+        self._job: int | None = None
+        if sys.platform == "win32" and isinstance(process, subprocess.Popen):
+            self._job = _new_job(process)
 
     def kill(self) -> None:
         """Kill the processes of the group that run."""
@@ -284,6 +287,63 @@ def is_stopped(pid: int) -> bool:
 def can_fork() -> bool:
     """Return True if a process can be forked after it has loaded native libraries."""
     return sys.platform == "linux" and hasattr(os, "fork")
+
+
+def can_adopt_forks() -> bool:
+    """Return True if this process can control processes that another process forks."""
+    return can_fork() and hasattr(os, "pidfd_open")
+
+
+class ForkedProcess:
+    """A process that another process has forked, with the methods of :class:`subprocess.Popen`.
+
+    Parameters
+    ----------
+    pid : int
+        Its process id. It may have ended already.
+
+    Attributes
+    ----------
+    returncode : int or None
+        None while it runs. Its parent has the exit code, so the code of an ended process is 1.
+    """
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self.returncode: int | None = None
+        self._handle = -1
+        try:
+            if sys.platform == "linux":
+                self._handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.returncode = 1
+
+    def poll(self) -> int | None:
+        """Return None while the process runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the process has ended.
+
+        Raises
+        ------
+        subprocess.TimeoutExpired
+            If it runs longer than `timeout` seconds.
+        """
+        if self.returncode is None:
+            if not multiprocessing.connection.wait([self._handle], timeout):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self.returncode = 1
+            os.close(self._handle)
+        return self.returncode
+
+    def kill(self) -> None:
+        """Kill the process."""
+        if self.returncode is None and sys.platform == "linux":
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
 
 def leave_group() -> None:

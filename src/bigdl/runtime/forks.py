@@ -1,0 +1,128 @@
+"""Worker processes that are forked from a process that has imported what they need.
+
+A new interpreter that imports torch needs seconds; a fork of a :class:`ForkServer` needs
+milliseconds, and shares the server's memory until it writes to it.  The server itself runs no
+program, so it has no threads whose locks a fork would inherit.  Its workers end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+
+from bigdl.common.memory import freeze_modules
+from bigdl.common.platform.processes import (
+    ForkedProcess,
+    can_adopt_forks,
+    leave_group,
+    signal_at_parent_end,
+)
+from bigdl.runtime import _worker_main
+from bigdl.runtime.messages import encode, encoded
+from bigdl.runtime.process import CpuSlot, WorkerProcess
+
+_HEAVY = ("numpy", "pandas", "pyarrow", "torch", "torch.distributed", "cloudpickle")
+
+
+def imported_modules() -> list[str]:
+    """Return the modules of this program that a worker is likely to need, too."""
+    own = [name for name in list(sys.modules) if name.split(".")[0] == "bigdl"]
+    return [name for name in _HEAVY if name in sys.modules] + own
+
+
+class ForkServer(WorkerProcess):
+    """Process that imports modules and then forks workers.
+
+    Parameters
+    ----------
+    slot : CpuSlot
+        Cores of the server, and threads of its workers.
+    modules : sequence of str
+        Modules to import. A failure is ignored, since a worker imports them again.
+    """
+
+    def __init__(self, slot: CpuSlot, modules: Sequence[str]):
+        names = list(modules)
+
+        def make() -> Callable[[Sequence[int]], int]:
+            return make_server(names)
+
+        with contextlib.closing(encoded(make, "The server of workers")) as message:
+            super().__init__(0, slot, message)
+
+    def is_ready(self) -> bool:
+        """Return True if the server has imported its modules and can fork."""
+        if self.has_ended():
+            return False
+        if self.pending and self.connection.poll(0):
+            with contextlib.suppress(EOFError):
+                self.result()
+        return not self.pending
+
+    def fork(self, cores: Sequence[int]) -> tuple[Connection, ForkedProcess]:
+        """Fork a worker and return the connection to it and its process.
+
+        Parameters
+        ----------
+        cores : sequence of int
+            Logical cores to which it is pinned.
+
+        Raises
+        ------
+        EOFError
+            If the server has ended.
+        """
+        ours, theirs = multiprocessing.Pipe()
+        try:
+            with theirs:
+                self.start_call(encode(tuple(cores)))
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    send_handle(self.connection, theirs.fileno(), self.process.pid)
+                return ours, ForkedProcess(self.result())
+        except BaseException:
+            ours.close()
+            raise
+
+
+def can_fork_workers() -> bool:
+    """Return True if this system supports a :class:`ForkServer`."""
+    return can_adopt_forks()
+
+
+def make_server(modules: Sequence[str]) -> Callable[[Sequence[int]], int]:
+    """Import modules, in the server; return the function that forks a worker."""
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    freeze_modules()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets ended workers
+    return _fork_worker
+
+
+def _fork_worker(cores: Sequence[int]) -> int:
+    """Fork a worker that answers calls on the pipe whose end arrives next; return its id."""
+    server, connection = os.getpid(), _worker_main.own_connection()
+    end = recv_handle(connection)
+    pid = os.fork()
+    if pid:
+        os.close(end)
+        return pid
+    try:
+        os.set_inheritable(end, False)
+        leave_group()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal_at_parent_end(server)
+        connection.close()
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed()
+        _worker_main.serve_fork(Connection(end), server, cores)
+    finally:
+        os._exit(0)
