@@ -28,14 +28,6 @@ from bigdl.runtime import _worker_main
 from bigdl.runtime.messages import encode, encoded
 from bigdl.runtime.process import CpuSlot, WorkerProcess
 
-_HEAVY = ("numpy", "pandas", "pyarrow", "torch", "torch.distributed", "cloudpickle")
-
-
-def imported_modules() -> list[str]:
-    """Return the modules of this program that a worker is likely to need, too."""
-    own = [name for name in list(sys.modules) if name.split(".")[0] == "bigdl"]
-    return [name for name in _HEAVY if name in sys.modules] + own
-
 
 class ForkServer(WorkerProcess):
     """Process that imports modules and then forks workers.

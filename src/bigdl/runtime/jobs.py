@@ -659,7 +659,7 @@ class CalledJob(Job):
     """Base class of jobs whose workers are called by :class:`WorkerCalls`."""
 
     _replacements: StartReplacement | None = None  # set in `_calls` if the engine can replace one
-    _prepare_replacement: Callable[[], None] | None = None
+    _prepare_replacement: Callable[[list[str]], None] | None = None
 
     @abstractmethod
     def _calls(self, channel: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:

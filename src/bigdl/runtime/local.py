@@ -29,7 +29,7 @@ from bigdl.common.private_folders import process_folder
 from bigdl.common.timeouts import COLLECTIVE_S, LOCAL_EXIT_S
 from bigdl.runtime.channel import AttemptChannel, Channel, Unreachable
 from bigdl.runtime.engine import Engine
-from bigdl.runtime.forks import ForkServer, can_fork_workers, imported_modules
+from bigdl.runtime.forks import ForkServer, can_fork_workers
 from bigdl.runtime.jobs import (
     PROCESS_ENDED,
     AttemptMonitor,
@@ -473,7 +473,7 @@ class LocalProcesses:
             idle, self._idle = self._idle, []
         _end(idle)
 
-    def prepare(self, slot: CpuSlot) -> None:
+    def prepare(self, slot: CpuSlot, modules: Sequence[str]) -> None:
         """Prepare for a loss, since a process needs seconds to start.
 
         A server is started that has imported the program's modules and forks replacements; without
@@ -483,13 +483,15 @@ class LocalProcesses:
         ----------
         slot : CpuSlot
             Threads of the workers.
+        modules : sequence of str
+            Modules that a worker imports.
         """
         with self._lock:
             if self._server is not None or self._spare is not None:
                 return
             if can_fork_workers():
                 cores = CpuSlot(tuple(usable_cores()), slot.threads)
-                self._server = ForkServer(cores, imported_modules())
+                self._server = ForkServer(cores, modules)
             else:
                 self._spare = LocalWorker(0, slot)
 

@@ -13,6 +13,7 @@ A program opts in by publishing its start-up record; without it a loss ends the 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bigdl.orca")
 
 _RECORD = "startup"  # key of the record of the start-up collectives
+_MODULES = "modules"  # key of the modules that a worker has imported
+_PREPARED = frozenset(
+    ("bigdl", "cloudpickle", "mpmath", "numpy", "pandas", "pyarrow", "sympy", "torch")
+)
+"""Packages whose modules are imported before a loss: large, and without effects on a program."""
+_ACTIVE = ("bigdl.runtime._worker_main", "torch._inductor")  # modules that start something
 _REPORTS = "ready#"  # key of the number of reports
 
 Report = dict[str, Any]
@@ -40,6 +47,8 @@ def broken_key(group: int) -> str:
 
 def publish_record(channel: AttemptChannel, record: bytes) -> None:
     """Publish the results of the start-up collectives; from now on lost workers are replaced."""
+    modules = [name for name in list(sys.modules) if name.split(".")[0] in _PREPARED]
+    channel.set_json(_MODULES, [name for name in modules if not name.startswith(_ACTIVE)])
     channel.put_bytes(_RECORD, record)
 
 
@@ -90,8 +99,8 @@ class RecoveryMonitor:
     on_loss : callable
         ``on_loss(error)`` returns True if a replacement may start.
     prepare : callable, optional
-        Called a few seconds after the start of the steps and of each group, to prepare a process
-        for the next loss.
+        ``prepare(modules)`` is called a few seconds after the start of the steps and of each group,
+        to prepare a process for the next loss, which will import the modules.
     """
 
     def __init__(
@@ -100,7 +109,7 @@ class RecoveryMonitor:
         world_size: int,
         timeout: float,
         on_loss: Callable[[WorkerLost], bool],
-        prepare: Callable[[], None] | None = None,
+        prepare: Callable[[list[str]], None] | None = None,
     ):
         self._channel, self._world_size, self._timeout = channel, world_size, timeout
         self._on_loss, self._prepare = on_loss, prepare
@@ -152,7 +161,7 @@ class RecoveryMonitor:
                 self._prepare_at = now + SPARE_START_S
         elif now >= self._prepare_at:
             self._prepare_at = float("inf")
-            self._prepare()
+            self._prepare(self._channel.get_json(_MODULES))
 
     def _start(self, group: int, reports: list[Report]) -> None:
         if all(report["position"] is None for report in reports):
