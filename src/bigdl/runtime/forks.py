@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -42,6 +43,7 @@ class ForkServer(WorkerProcess):
 
     def __init__(self, slot: CpuSlot, modules: Sequence[str]):
         names = list(modules)
+        self._turn = threading.Lock()
 
         def make() -> Callable[[Sequence[int]], int]:
             return make_server(names)
@@ -49,17 +51,10 @@ class ForkServer(WorkerProcess):
         with contextlib.closing(encoded(make, "The server of workers")) as message:
             super().__init__(0, slot, message)
 
-    def is_ready(self) -> bool:
-        """Return True if the server has imported its modules and can fork."""
-        if self.has_ended():
-            return False
-        if self.pending and self.connection.poll(0):
-            with contextlib.suppress(EOFError):
-                self.result()
-        return not self.pending
-
     def fork(self, cores: Sequence[int]) -> tuple[Connection, ForkedProcess]:
         """Fork a worker and return the connection to it and its process.
+
+        It waits until the server has imported its modules. Threads take turns.
 
         Parameters
         ----------
@@ -73,7 +68,9 @@ class ForkServer(WorkerProcess):
         """
         ours, theirs = multiprocessing.Pipe()
         try:
-            with theirs:
+            with theirs, self._turn:
+                while self.pending:
+                    self.result()
                 self.start_call(encode(tuple(cores)))
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     send_handle(self.connection, theirs.fileno(), self.process.pid)

@@ -259,25 +259,37 @@ class LocalJob(CalledJob):
             answers = [threads.submit(worker.result) for worker in workers]
             kills = [worker.kill for worker in workers]
 
+            slots = [worker.slot for worker in workers]
+
             def replace(
                 lost: int, rank: int, group: int
             ) -> tuple[Future[tuple[int, str, str]], Callable[[], None]]:
-                slot, task_index = workers[lost].slot, len(workers)
-                worker = _processes.take_spare(rank, slot) or _processes.take(rank, slot)
-                workers.append(worker)
-                replacing = self._replacing_spec(rank, group)
+                slot, task_index = slots[lost], len(slots)
+                slots.append(slot)
+                replacing, is_killed = self._replacing_spec(rank, group), threading.Event()
+                started: list[LocalWorker] = []
 
                 def run() -> tuple[int, str, str]:
                     try:
-                        if worker.pending:
-                            worker.await_start()
-                        worker.move_to(slot)
+                        started.append(_processes.replacement(rank, slot))
+                        workers.extend(started)
+                        if started[0].pending:
+                            started[0].await_start()
+                        started[0].move_to(slot)
                     except WorkerLost as error:
                         raise EOFError from error
-                    worker.submit(execute_task, replacing, self._attempts, task_index, directory)
-                    return cast("tuple[int, str, str]", worker.result())
+                    if is_killed.is_set():
+                        raise EOFError
+                    arguments = replacing, self._attempts, task_index, directory
+                    started[0].submit(execute_task, *arguments)
+                    return cast("tuple[int, str, str]", started[0].result())
 
-                return threads.submit(run), worker.kill
+                def kill() -> None:
+                    is_killed.set()
+                    for worker in started:
+                        worker.kill()
+
+                return threads.submit(run), kill
 
             self._replacements = replace
             self._prepare_replacement = functools.partial(_processes.prepare, workers[0].slot)
@@ -495,24 +507,23 @@ class LocalProcesses:
             else:
                 self._spare = LocalWorker(0, slot)
 
-    def take_spare(self, rank: int, slot: CpuSlot) -> LocalWorker | None:
-        """Return a worker that :meth:`prepare` has made possible, or None if there is none.
+    def replacement(self, rank: int, slot: CpuSlot) -> LocalWorker:
+        """Return a worker for the place of a lost one; it may still be starting.
 
-        It may still be starting, and have other cores, see :meth:`LocalWorker.move_to`.
+        It may have other cores, see :meth:`LocalWorker.move_to`.
         """
         with self._lock:
             server = self._server
             spare, self._spare = self._spare, None
-        if server is not None and server.slot.threads == slot.threads and server.is_ready():
-            with contextlib.suppress(EOFError, OSError):
+        if server is not None and server.slot.threads == slot.threads:
+            with contextlib.suppress(EOFError, OSError, WorkerError):
                 return LocalWorker(rank, slot, server.fork(slot.cores))
-        if spare is None:
-            return None
-        if spare.has_ended() or spare.slot.threads != slot.threads:
+        if spare is not None and spare.slot.threads == slot.threads and not spare.has_ended():
+            spare.rank = rank
+            return spare
+        if spare is not None:
             spare.end()
-            return None
-        spare.rank = rank
-        return spare
+        return self.take(rank, slot)
 
     def end_spare(self) -> None:
         """End what :meth:`prepare` has started, and the workers that were forked."""
