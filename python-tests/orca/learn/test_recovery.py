@@ -213,7 +213,8 @@ def test_exchanged_buffers_keep_every_digit():
     ]
     found = shaped_values(flat_values(values), values)
     for one, other in zip(found, values, strict=True):
-        assert one.shape == other.shape and one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
         assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 

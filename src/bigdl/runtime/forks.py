@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -22,8 +21,8 @@ from bigdl.common.memory import freeze_modules
 from bigdl.common.platform.processes import (
     ForkedProcess,
     can_adopt_forks,
-    leave_group,
-    signal_at_parent_end,
+    forget_children,
+    fork_bound,
 )
 from bigdl.runtime import _worker_main
 from bigdl.runtime.messages import encode, encoded
@@ -91,7 +90,7 @@ def make_server(modules: Sequence[str]) -> Callable[[Sequence[int]], int]:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     freeze_modules()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets ended workers
+    forget_children()
     return _fork_worker
 
 
@@ -99,15 +98,12 @@ def _fork_worker(cores: Sequence[int]) -> int:
     """Fork a worker that answers calls on the pipe whose end arrives next; return its id."""
     server, connection = os.getpid(), _worker_main.own_connection()
     end = recv_handle(connection)
-    pid = os.fork()
+    pid = fork_bound()
     if pid:
         os.close(end)
         return pid
     try:
         os.set_inheritable(end, False)
-        leave_group()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal_at_parent_end(server)
         connection.close()
         numpy = sys.modules.get("numpy")
         if numpy is not None:

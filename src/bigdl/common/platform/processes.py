@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import IO
 
 from bigdl.common.platform.memory import c_library
 from bigdl.common.timeouts import PARENT_LOOK_S
@@ -308,6 +309,9 @@ class ForkedProcess:
         None while it runs. Its parent has the exit code, so the code of an ended process is 1.
     """
 
+    stdout: IO[bytes] | None = None
+    stderr: IO[bytes] | None = None
+
     def __init__(self, pid: int):
         self.pid = pid
         self.returncode: int | None = None
@@ -341,9 +345,38 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """Kill the process."""
+        self._send(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
         if self.returncode is None and sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+                signal.pidfd_send_signal(self._handle, number)
+
+
+def forget_children() -> None:
+    """Let the kernel forget the ended children of this process, which then waits for none."""
+    if sys.platform != "win32":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def fork_bound() -> int:
+    """Fork this process; return 0 in the child, which ends with the calling thread.
+
+    The child is in a new process group. Only if :func:`can_fork`.
+    """
+    if sys.platform == "win32":
+        raise OSError("Windows cannot fork processes")
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        leave_group()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal_at_parent_end(parent)
+    return pid
 
 
 def leave_group() -> None:
