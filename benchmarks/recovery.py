@@ -1,10 +1,15 @@
 """Goodput of fits whose workers are killed at random: in-place recovery and restart.
 
-    python benchmarks/recovery.py [--seconds 60] [--kills 10] [--workers 2] [--backend local]
+    python benchmarks/recovery.py [--seconds 120] [--kills 10] [--workers 2] [--backend local]
+        [--ways in_place restart] [--cost]
 
 Each round runs the same fit undisturbed, with in-place recovery and with restarts from the newest
 checkpoint (one per epoch).  Goodput is the number of steps that count times the median duration of
-an undisturbed step, divided by the wall time from the first kill to the end.
+an undisturbed step, divided by the wall time from the first kill to the end.  Each stall is the
+time from a kill to the next step that had not been made before.
+
+``--cost`` measures the duration of undisturbed steps instead: short fits of small models, with and
+without in-place recovery in turns.
 """
 
 import argparse
@@ -63,21 +68,21 @@ class Killer(threading.Thread):
             self.stopping.wait(self.mean * self.random.uniform(0.6, 1.4))
 
 
-def network():
+def network(width):
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(COLUMNS, 1024), torch.nn.ReLU()]
+    layers = [torch.nn.Linear(COLUMNS, width), torch.nn.ReLU()]
     for _ in range(3):
-        layers += [torch.nn.Linear(1024, 1024), torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers, torch.nn.Dropout(0.1), torch.nn.Linear(1024, 1))
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Dropout(0.1), torch.nn.Linear(width, 1))
 
 
-def fit(options, recovery, killer=None):
+def fit(options, recovery, killer=None, width=1024):
     folder = Path(tempfile.mkdtemp(prefix="recovery-"))
     steps = folder / "steps"
     random_numbers = np.random.default_rng(0)
     x = random_numbers.standard_normal((ROWS, COLUMNS), dtype="float32")
     estimator = Estimator.from_torch(
-        model=network(),
+        model=network(width),
         optimizer=Adam(1e-4),
         loss=torch.nn.MSELoss(),
         backend=options.backend,
@@ -110,6 +115,28 @@ def median_step(moments):
     return statistics.median(b[0] - a[0] for a, b in itertools.pairwise(moments))
 
 
+def newest_step(moments):
+    return max(step for _, step in moments)
+
+
+def cost(options):
+    options.steps = 400
+    for width in (64, 256):
+        medians = {"in_place": [], "restart": []}
+        for number in range(5):
+            for name in sorted(medians, reverse=number % 2 == 1):
+                moments = fit(options, name, width=width)[0]
+                medians[name].append(1000 * median_step(moments[20:]))
+        ratios = [a / b for a, b in zip(medians["in_place"], medians["restart"], strict=True)]
+        print(
+            f"width {width}: medians of a step, in place "
+            f"{[round(each, 2) for each in medians['in_place']]} ms, without "
+            f"{[round(each, 2) for each in medians['restart']]} ms, ratio "
+            f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})",
+            flush=True,
+        )
+
+
 def report(name, moments, ended, state, killer, step_s, undisturbed):
     # a step that a restart repeats counts once, when it is made for the last time
     newest: dict[int, float] = {}
@@ -122,11 +149,12 @@ def report(name, moments, ended, state, killer, step_s, undisturbed):
         if step > best:
             best = step
             frontier.append(moment)
-    gaps = [b - a for a, b in itertools.pairwise(frontier) if b > first]
+    stalls = [min(b for b in frontier if b > kill) - kill for kill in killer.times]
     difference = float((state - undisturbed).abs().max())
     print(
         f"{name:10} kills {len(killer.times):2}  goodput {done * step_s / (ended - first):.3f}  "
-        f"longest stall {max(gaps):.2f} s  steps made {len(moments)}  "
+        f"stalls: median {statistics.median(stalls):.2f} s, longest {max(stalls):.2f} s  "
+        f"steps {newest_step(moments)}, made {len(moments)}  "
         f"largest difference {difference:.1e}",
         flush=True,
     )
@@ -134,25 +162,25 @@ def report(name, moments, ended, state, killer, step_s, undisturbed):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--backend", default="local")
+    parser.add_argument("--ways", nargs="+", default=["in_place", "restart"])
+    parser.add_argument("--cost", action="store_true")
     options = parser.parse_args()
+    if options.cost:
+        cost(options)
+        return
     options.steps = 60
     moments, _, _ = fit(options, "restart")
     options.steps = max(60, int(options.seconds / median_step(moments[10:])))
     for number in range(options.rounds):
         moments, _, undisturbed = fit(options, "in_place")
         step_s = median_step(moments)
-        plain = median_step(fit(options, "restart")[0])
-        print(
-            f"undisturbed: {options.steps} steps, median {step_s * 1000:.2f} ms, "
-            f"without in-place recovery {plain * 1000:.2f} ms",
-            flush=True,
-        )
-        for name in ("in_place", "restart"):
+        print(f"undisturbed: {options.steps} steps, median {step_s * 1000:.2f} ms", flush=True)
+        for name in options.ways:
             killer = Killer(number, options.kills, options.seconds)
             result = fit(options, name, killer)
             report(name, *result, killer, step_s, undisturbed)
