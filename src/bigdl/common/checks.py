@@ -44,14 +44,14 @@ def check_integer(name: str, value: Any, least: int | None = None, most: int | N
     return int(value)
 
 
-def check_positive(name: str, value: Any, *, minimum: int = 1) -> int:
+def check_positive(name: str, value: object, *, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`; raise otherwise."""
     return check_integer(name, value, minimum)
 
 
 def check_number(
     name: str,
-    value: Any,
+    value: object,
     least: float | None = None,
     most: float | None = None,
     *,

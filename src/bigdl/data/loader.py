@@ -837,7 +837,7 @@ def _array_of_arrays(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return out
 
 
-def _each_tensor(batch: Any, change: Callable[[Any], Any]) -> Any:
+def _each_tensor(batch: object, change: Callable[[Any], Any]) -> Any:
     """Apply a function to all tensors of a nested batch."""
     if hasattr(batch, "pin_memory"):
         return change(batch)

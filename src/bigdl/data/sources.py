@@ -219,7 +219,7 @@ def _prefixes(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def open_source(data: Any, columns: Sequence[str] | None) -> RowSource:
+def open_source(data: object, columns: Sequence[str] | None) -> RowSource:
     """Return the row source for paths, table objects, frames or arrays.
 
     Parameters

@@ -362,7 +362,7 @@ class GlobalTime(Splitter):
 
     def __init__(
         self,
-        start: Any = None,  # Any: a value of the time column
+        start: object = None,  # Any: a value of the time column
         *,
         test_size: float | None = None,
         period: datetime.timedelta | float | None = None,

@@ -98,7 +98,7 @@ def save_model(
     path: str | os.PathLike,
     *,
     signature: ModelSignature | bool | None = None,
-    input_example: Any = None,
+    input_example: object = None,
     feature_cols: str | Sequence[str] | None = None,
     output_cols: str | Sequence[str] | None = None,
     batch_size: int = 256,
@@ -288,7 +288,7 @@ class PyfuncPredictor:
 
     def predict(
         self,
-        model_input: Any,
+        model_input: object,
         params: dict | None = None,
     ) -> np.ndarray | dict[str, Any] | pd.DataFrame:
         """Return predictions equal to those of the Estimator.

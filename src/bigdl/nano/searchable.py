@@ -41,12 +41,12 @@ def spaces_in(value: object) -> dict[str, Domain]:
     return Naming(value, SPLITTER).domains
 
 
-def suggested(value: Any, trial: Trial) -> Any:
+def suggested(value: object, trial: Trial) -> Any:
     """Replace the search spaces in a value with the suggestions of an Optuna trial."""
     return resolve(value, Assignment(Naming(value, SPLITTER), trial))
 
 
-def with_config(value: Any, config: Mapping[str, Any]) -> Any:
+def with_config(value: object, config: Mapping[str, Any]) -> Any:
     """Replace the search spaces in a value with `config`, or with their defaults.
 
     Raises

@@ -361,7 +361,7 @@ class ShardedEmbedding(_TableLayer):
         fields = self.input_dim if self._has_fields else self.input_dim[0]
         return {**super().get_config(), "input_dim": fields}
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: object) -> None:
         self._check_whole()
         super().save_own_variables(store)
 

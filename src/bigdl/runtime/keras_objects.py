@@ -67,7 +67,11 @@ class KerasArchive:
 
     @classmethod
     def of(
-        cls, value: Any, custom_objects: Mapping[str, Any] | None = None, *, compiled: bool = True
+        cls,
+        value: object,
+        custom_objects: Mapping[str, Any] | None = None,
+        *,
+        compiled: bool = True,
     ) -> KerasArchive:
         """Return the archive of a model, layer, loss, metric or optimizer.
 
@@ -115,7 +119,7 @@ class KerasArchive:
         return value
 
 
-def _file_of(value: Any) -> bytes:
+def _file_of(value: object) -> bytes:
     """Save a Keras object in Keras' file format and return the bytes of the file."""
     return bytes(keras.layers.Layer.__reduce__(value)[1][0].getvalue())
 
@@ -136,7 +140,7 @@ class KerasConfig:
     objects: dict[str, Any]
 
     @classmethod
-    def of(cls, value: Any) -> KerasConfig:
+    def of(cls, value: object) -> KerasConfig:
         """Return the configuration of a Keras object."""
         return cls(*_serialize(value, _json_of))
 
@@ -151,7 +155,7 @@ def _json_of(value: object) -> str:
     return json.dumps(keras.saving.serialize_keras_object(value))
 
 
-def reduce_keras_object(value: Any) -> Any:
+def reduce_keras_object(value: object) -> Any:
     """Return the pickle reduction of a Keras object or ``tf.function``, or NotImplemented.
 
     The receiver traces a ``tf.function`` again, without XLA, which cannot call Python.
@@ -228,7 +232,7 @@ class _NameRecorder(dict[str, Any]):
         return self._numbers[id(value)]
 
 
-def _serialize(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
+def _serialize(value: object, write: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
     """Save an object with `write`; return the output and a dict of the objects that it names."""
     attributes = {id(layer): _LayerAttributes.of(layer) for layer in _without_config(value)}
     registration: Any = importlib.import_module("keras.src.saving.object_registration")
@@ -271,7 +275,7 @@ def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _temporary_attribute(owner: Any, name: str, value: object) -> Iterator[None]:
+def _temporary_attribute(owner: object, name: str, value: object) -> Iterator[None]:
     """Temporarily set an attribute of an object, bypassing Keras' attribute tracking."""
     if isinstance(owner, types.FunctionType):
         before = getattr(owner, name)
@@ -316,7 +320,7 @@ def _replace_lambda_functions(dump: Any = None, load: Any = None) -> Iterator[No
             functions.func_dump, functions.func_load = before
 
 
-def _lambdas_of(value: Any) -> list[Any]:
+def _lambdas_of(value: object) -> list[Any]:
     """Return the lambdas in layer attributes, whose source code Keras would search for."""
     layers = value._flatten_layers() if isinstance(value, keras.layers.Layer) else [value]
     functions = {
@@ -338,7 +342,7 @@ def _register(name: str, value: object) -> None:
 # -- layers and models without a configuration -----------------------------------------------------
 
 
-def _without_config(value: Any) -> list[Any]:
+def _without_config(value: object) -> list[Any]:
     """Return an object's layers that have no configuration and are saved as attributes."""
     if not isinstance(value, keras.layers.Layer):
         return []

@@ -70,7 +70,7 @@ def value_pickler() -> type:
     import cloudpickle
 
     class ValuePickler(cloudpickle.Pickler):
-        def reducer_override(self, value: Any) -> Any:
+        def reducer_override(self, value: object) -> Any:
             if type(value) is not types.CodeType:
                 reduction: Any = NotImplemented
                 if "keras" in sys.modules or "tensorflow" in sys.modules:
@@ -129,7 +129,7 @@ def _unpicklable_name(value: object, depth: int = 6) -> str:
     return ""
 
 
-def _parts(value: Any) -> Iterator[tuple[str, str, Any]]:
+def _parts(value: object) -> Iterator[tuple[str, str, Any]]:
     """Yield the type, name and value of each object that a function or object refers to."""
     if isinstance(value, functools.partial):
         yield from _parts(value.func)

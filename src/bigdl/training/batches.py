@@ -707,7 +707,7 @@ def _as_words(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.reshape(len(tensor), -1).view(torch.int64)[:, 0]
 
 
-def _target(tensor: Any) -> Any:
+def _target(tensor: object) -> Any:
     """Convert small integer targets to int64, which classification losses need."""
     import torch
 

@@ -122,7 +122,7 @@ def _name(node: Any) -> str:
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
-def ignored_label(loss: Any) -> int | None:
+def ignored_label(loss: object) -> int | None:
     """Return the ``ignore_index`` of a classification loss, read from its graph, or None."""
     waiting = [getattr(loss, "grad_fn", None)]
     for _ in range(40):
@@ -138,7 +138,7 @@ def ignored_label(loss: Any) -> int | None:
     return None
 
 
-def label_weights(loss: Any) -> torch.Tensor | None:
+def label_weights(loss: object) -> torch.Tensor | None:
     """Return the weight of each label in a mean classification loss, or None for other losses."""
     node = getattr(loss, "grad_fn", None)
     if node is None or _name(node) not in _OVER_CLASSES or node._saved_reduction != 1:
@@ -360,7 +360,7 @@ def tensors_in(value: object) -> list[torch.Tensor]:
     return tensors
 
 
-def rows_at(value: Any, index: torch.Tensor, rows: int) -> Any:
+def rows_at(value: object, index: torch.Tensor, rows: int) -> Any:
     """Select rows of all tensors that have `rows` rows, and detach the others."""
 
     def taken(tensor: torch.Tensor) -> torch.Tensor:
@@ -373,7 +373,7 @@ def rows_at(value: Any, index: torch.Tensor, rows: int) -> Any:
     return map_tensors(taken, value)
 
 
-def requiring_grad(value: Any) -> Any:
+def requiring_grad(value: object) -> Any:
     """Copy a structure; its floating-point and complex tensors are leaves that need gradients."""
 
     def leaf(tensor: torch.Tensor) -> torch.Tensor:
@@ -630,7 +630,7 @@ class LossWeights:
             self.reduction = DIVISOR
         return False
 
-    def of(self, loss: Any, output: object, target: object, rows: int) -> float:
+    def of(self, loss: object, output: object, target: object, rows: int) -> float:
         """Return the weight of a worker's part of a batch.
 
         Parameters
@@ -645,7 +645,7 @@ class LossWeights:
                 return float(self._loss_weight(output, target))
         return self.divisor_of(loss, rows) if self.reduction == DIVISOR else float(rows)
 
-    def divisor_of(self, loss: Any, rows: int) -> float:
+    def divisor_of(self, loss: object, rows: int) -> float:
         """Return the divisor of the loss for part of a batch; estimate it if it is unknown."""
         form = read_form(loss)
         if form is None or not math.isfinite(form.divisor):

@@ -422,7 +422,7 @@ class MetricDict(dict[str, Any]):
     (0.5, True, ['num_samples', 'Accuracy'])
     """
 
-    def _other(self, key: Any) -> Any:
+    def _other(self, key: object) -> Any:
         """Return the name under which a metric is stored, or `key` if the metric is not stored."""
         wanted = _name_of_metric(key)
         if wanted is not None and not super().__contains__(key):
@@ -431,7 +431,7 @@ class MetricDict(dict[str, Any]):
                     return name
         return key
 
-    def __missing__(self, key: Any) -> Any:
+    def __missing__(self, key: object) -> Any:
         other = self._other(key)
         if other == key:
             raise KeyError(key)
@@ -440,7 +440,7 @@ class MetricDict(dict[str, Any]):
     def __contains__(self, key: object) -> bool:
         return super().__contains__(self._other(key))
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: object, default: object = None) -> Any:
         """Return a metric by either of its names, or the default."""
         return super().get(self._other(key), default)
 

@@ -147,7 +147,7 @@ class DropNa(TableOperator):
 class Fill(Function):
     """Function that replaces nulls by a constant, cast to the type of the column."""
 
-    def __init__(self, value: Any, dtype: str):
+    def __init__(self, value: object, dtype: str):
         self.value, self.dtype = value, dtype
         constant = _cut(value, dtype)
         if dtype.startswith("decimal"):

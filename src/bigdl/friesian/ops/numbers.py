@@ -406,8 +406,8 @@ class CutBins(NumberOperator):
     def of(
         cls,
         columns: ColumnNames,
-        bins: Any,
-        labels: Any,
+        bins: object,
+        labels: object,
         out_cols: ColumnNames | None,
         **options: Any,
     ) -> CutBins:

@@ -227,7 +227,7 @@ class Config:
             values[f"server.{name}_port"] = int(addresses[replica].rpartition(":")[2])
         return replace(self, values=values)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Return the configured value of ``section.key``, or a default."""
         return self.values.get(key, default)
 

@@ -362,7 +362,7 @@ class ItemIndex:
             # More results than `k`; those that the user has seen are removed from them.
             fetch = min(k + longest + len(state.stale) + _SLACK, len(state.ids))
             bits = None if kept is None else np.packbits(kept, bitorder="little")
-            return self._search_bits(faiss, state, users, fetch, bits)
+            return list(self._search_bits(faiss, state, users, fetch, bits))
         # An approximate search with seen items among its results would find too few others.
         fetch = min(k + len(state.stale) + _SLACK, len(state.ids))
         rows = []

@@ -64,7 +64,7 @@ class HttpThread:
 
     def __init__(
         self,
-        app: Any,
+        app: object,
         host: str,
         port: int,
         tls: tuple[Any, Any] | None = None,

@@ -79,7 +79,7 @@ class ServedModel:
 
     def __init__(
         self,
-        model: Any,
+        model: object,
         *,
         sample: object = None,
         method: str | None = None,

@@ -85,7 +85,7 @@ def get_forward_annotations(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def get_conditional_args(
-    model: torch.nn.Module, include: Any = "all", exclude: Any = ()
+    model: torch.nn.Module, include: object = "all", exclude: object = ()
 ) -> list[str]:
     """Return the names of forward's parameters, filtered by the types of their defaults.
 
@@ -377,7 +377,7 @@ def generate_channels_last_available(inputs: Sequence[Any]) -> list[str]:
     return layouts_of(tensors)
 
 
-def apply_proper_channels_last(flag: str, input_item: Any) -> Any:
+def apply_proper_channels_last(flag: str, input_item: object) -> Any:
     """Return a tensor in the memory layout that `flag` names; other values stay unchanged.
 
     Raises

@@ -255,7 +255,7 @@ class TrialModel(ABC):
         """Return the complete training state."""
 
     @abstractmethod
-    def restore(self, state: Any) -> None:
+    def restore(self, state: object) -> None:
         """Restore a training state, but keep the learning rate of this model's configuration."""
 
 

@@ -222,7 +222,7 @@ def _name_for(metric: str, classes: int) -> str:
     return {"logloss": "mlogloss", "error": "merror"}.get(metric, metric) if classes > 2 else metric
 
 
-def _matrix(data: Any, config: dict[str, Any]) -> tuple[np.ndarray | pd.DataFrame, np.ndarray]:
+def _matrix(data: object, config: dict[str, Any]) -> tuple[np.ndarray | pd.DataFrame, np.ndarray]:
     """Convert data to targets and one feature matrix, or a frame if features have categories.
 
     Parameters

@@ -182,7 +182,7 @@ class TorchOptim:
         self.step_frequency = step_frequency
 
     @classmethod
-    def from_pytorch(cls, optim: Any, decayType: str = "EpochDecay") -> TorchOptim:
+    def from_pytorch(cls, optim: object, decayType: str = "EpochDecay") -> TorchOptim:
         """Wrap an optimizer, or a scheduler together with its optimizer.
 
         Parameters

@@ -150,7 +150,7 @@ class GradientSync(ABC):
         """Join the group of workers and set `_library`."""
 
     @abstractmethod
-    def _leave(self, library: Any) -> None:
+    def _leave(self, library: object) -> None:
         """Leave the group of workers and release the library."""
 
     @abstractmethod

@@ -119,7 +119,7 @@ class _TunnelEntrance(TunnelEnd):
         super().__init__()
         self._tunnels, self._tunnel_end, self._target_port = tunnels, (host, port), target_port
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: object) -> None:
         super().connection_made(transport)
         self._tunnels.spawn(self, *self._tunnel_end, target_port=self._target_port)
 
@@ -250,7 +250,7 @@ class TunnelStore(GroupStore):
         Rank of this worker.
     """
 
-    def __init__(self, store: Any, prefix: str, tunnels: Tunnels, rank: int):
+    def __init__(self, store: object, prefix: str, tunnels: Tunnels, rank: int):
         super().__init__(store, prefix)
         self._tunnels, self._rank = tunnels, rank
         self._local_ports: dict[str, int] = {}  # gloo's port by the folder of its key

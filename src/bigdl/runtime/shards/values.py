@@ -56,7 +56,7 @@ def is_frame(data: object) -> bool:
 
 
 def columns_of(
-    data: Any,
+    data: object,
     feature_cols: Sequence[str] | None,
     label_cols: Sequence[str] | None,
     floats: str | None,
@@ -146,7 +146,7 @@ def _named(data: Any, names: Sequence[str]) -> list[tuple[str, str | None, Any]]
     return [(name, None, data[name]) for name in dict.fromkeys(names)]
 
 
-def _structured(data: Any, with_labels: bool) -> list[tuple[str, str | None, Any]]:
+def _structured(data: object, with_labels: bool) -> list[tuple[str, str | None, Any]]:
     """Return the arrays of tuples, lists and dicts ``{"x", "y"}`` as (name, dict key, values)."""
     x, y = data, None
     if isinstance(data, dict):
@@ -178,7 +178,7 @@ def _parts(values: object) -> Sequence[Any]:
     return values if isinstance(values, tuple | list) else [values]
 
 
-def _entries(name: str, values: Any) -> list[tuple[str, str | None, Any]]:
+def _entries(name: str, values: object) -> list[tuple[str, str | None, Any]]:
     if isinstance(values, dict):
         return [(name, str(key), values[key]) for key in sorted(values, key=str)]
     return [(name, None, values)]
@@ -323,7 +323,7 @@ def grouped(columns: Sequence[Column]) -> tuple[list[ArraySpec], list[np.ndarray
 # -- arrays in containers -------------------------------------------------------------------------
 
 
-def arrays_of(data: Any) -> Iterator[Any]:
+def arrays_of(data: object) -> Iterator[Any]:
     """Yield the arrays in nested tuples, lists and dicts."""
     if isinstance(data, dict):
         for value in data.values():
@@ -335,7 +335,7 @@ def arrays_of(data: Any) -> Iterator[Any]:
         yield data
 
 
-def map_arrays(data: Any, func: Callable[[Any], Any]) -> Any:
+def map_arrays(data: object, func: Callable[[Any], Any]) -> Any:
     """Apply a function to the arrays of a container; return a container of equal structure."""
     if isinstance(data, dict):
         return {key: map_arrays(value, func) for key, value in data.items()}

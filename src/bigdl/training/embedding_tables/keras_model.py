@@ -404,7 +404,7 @@ class _States:
     def state(self) -> _States:
         return self
 
-    def get(self, weight: torch.Tensor, default: Any = None) -> Any:
+    def get(self, weight: torch.Tensor, default: object = None) -> Any:
         return self._of[id(weight)].state.get(weight, default)
 
     def __getitem__(self, weight: torch.Tensor) -> Any:

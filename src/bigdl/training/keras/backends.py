@@ -249,11 +249,11 @@ def steps_of(model: keras.Model) -> Steps:
     return classes[keras.backend.backend()](model)
 
 
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
+def _map(function: Callable[[Any], Any], value: object) -> Any:
     return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), value)
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: object) -> np.ndarray:
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 

@@ -165,7 +165,7 @@ class BatchArguments:
                 columns=list(self.outputs),
             ) from error
 
-    def _of_outputs(self, target: Any) -> Any:
+    def _of_outputs(self, target: object) -> Any:
         """Arrange targets by name in the structure of the model's outputs."""
         outputs = cast("Sequence[str]", self.outputs)
         if isinstance(target, dict):
@@ -505,7 +505,7 @@ def build_for(model: keras.Model, batch: tuple[Any, ...]) -> None:
         An example batch.
     """
 
-    def array(value: Any) -> Any:
+    def array(value: object) -> Any:
         if value is None:
             return None
         if getattr(value, "dtype", None) == "string":  # a tensor of TensorFlow

@@ -365,7 +365,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def nano_network_of(step: Any, layers: int) -> RuntimeNetwork:
+    def nano_network_of(step: object, layers: int) -> RuntimeNetwork:
         """Return the network of `step`, the accelerated model of one decoding step."""
 
     @abc.abstractmethod

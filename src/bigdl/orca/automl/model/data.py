@@ -132,7 +132,7 @@ class LoaderPart(LoaderBatches):
         return self._whole._indices(shuffle, seed, epoch)[self._rank :: self._size]
 
 
-def of_config(data: Any, config: dict[str, Any]) -> Any:
+def of_config(data: object, config: dict[str, Any]) -> Any:
     """Return rows unchanged, or the loader or dataset that a function creates from a configuration.
 
     Returns

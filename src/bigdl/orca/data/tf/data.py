@@ -138,7 +138,7 @@ def _array(values: np.ndarray) -> np.ndarray:
     return values.astype("float32") if values.dtype == "float64" else values
 
 
-def _apply_to_rows(shard: Any, functions) -> Any:
+def _apply_to_rows(shard: object, functions) -> Any:
     """Apply functions to the rows of a shard."""
     tf = require("tensorflow", "tf")
     dataset = tf.data.Dataset.from_tensor_slices(shard)

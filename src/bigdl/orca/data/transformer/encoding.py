@@ -222,7 +222,7 @@ def encode_string(
 
 
 def category_encode(
-    df: Any,
+    df: object,
     columns: str | list[str],
     freq_limit: int | Mapping[str, int] | None = None,
     order_by_freq: bool = False,

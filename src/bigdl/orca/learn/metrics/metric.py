@@ -115,7 +115,7 @@ class TorchMetric(ABC):
                 self.update(preds, targets, *(() if weights is None else (weights,)))
 
     @abstractmethod
-    def update(self, preds: Any, targets: Any) -> None:
+    def update(self, preds: object, targets: object) -> None:
         """Update the state with a batch of at least one row; gradients are disabled."""
 
     @abstractmethod

@@ -176,7 +176,7 @@ class ClassifierParams(HasThreshold):
         return self.getOrDefault("rawPredictionCol") if self.isDefined("rawPredictionCol") else None
 
 
-def optimizer_of(method: Any, lr: float) -> Any:
+def optimizer_of(method: object, lr: float) -> Any:
     """Convert a stage's optimizer to the ``optimizer=`` argument of ``Estimator.from_torch``.
 
     Parameters
@@ -544,7 +544,7 @@ class NNModel(Model, ModelParams, _Storable):
     [0.0, 2.0]
     """
 
-    def __init__(self, model: Any, feature_preprocessing: object = None):
+    def __init__(self, model: object, feature_preprocessing: object = None):
         super().__init__()
         self._setDefault(batchSize=32)
         self._model = as_module(model)
@@ -629,8 +629,8 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
 
     def __init__(
         self,
-        model: Any,
-        criterion: Any,
+        model: object,
+        criterion: object,
         feature_preprocessing: object = None,
         label_preprocessing: object = None,
     ):
@@ -877,7 +877,7 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         }
 
 
-def as_module(model: Any) -> Any:
+def as_module(model: object) -> Any:
     """Return a module or model creator, unwrapping a ``TorchModel``."""
     model = model.to_pytorch() if hasattr(model, "to_pytorch") else model
     if isinstance(model, type) or not callable(model):
@@ -891,7 +891,7 @@ def as_module(model: Any) -> Any:
     return model
 
 
-def as_loss(criterion: Any) -> Any:
+def as_loss(criterion: object) -> Any:
     """Return a loss, unwrapping a ``TorchLoss``."""
     criterion = criterion.to_pytorch() if hasattr(criterion, "to_pytorch") else criterion
     if isinstance(criterion, type) or not callable(criterion):
@@ -903,7 +903,7 @@ def as_loss(criterion: Any) -> Any:
     return criterion
 
 
-def with_preprocessing(model: Any, preprocessing: Any) -> Any:
+def with_preprocessing(model: object, preprocessing: object) -> Any:
     """Add input preprocessing to a model or model creator."""
     if preprocessing is None:
         return model
@@ -956,7 +956,9 @@ class NNClassifierModel(NNModel, ClassifierParams):
     [0.0, 1.0]
     """
 
-    def __init__(self, model: Any, feature_preprocessing: object = None, *, logits: bool = False):
+    def __init__(
+        self, model: object, feature_preprocessing: object = None, *, logits: bool = False
+    ):
         super().__init__(model, feature_preprocessing)
         self._setDefault(threshold=0.5, zeroBasedLabel=True)
         self._logits = logits
@@ -1007,8 +1009,8 @@ class NNClassifier(NNEstimator, ClassifierParams):
 
     def __init__(
         self,
-        model: Any,
-        criterion: Any,
+        model: object,
+        criterion: object,
         feature_preprocessing: object = None,
         *,
         zero_based_label: bool = True,

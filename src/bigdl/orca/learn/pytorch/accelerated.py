@@ -53,7 +53,7 @@ def _dtypes_of(value: object) -> tuple:
     return tuple(getattr(leaf, "dtype", None) for leaf in flatten(value)[0])
 
 
-def _in_dtypes(value: Any, dtypes: Sequence[Any]) -> Any:
+def _in_dtypes(value: object, dtypes: Sequence[Any]) -> Any:
     """Cast the tensors of a nested value to `dtypes`; return it unchanged if `dtypes` is empty."""
     if not dtypes or _dtypes_of(value) == tuple(dtypes):
         return value
@@ -255,7 +255,7 @@ def _fastest(model, batches, compared, expected, threads):
     return best
 
 
-def _accuracy(expected: list, model: Any, data: Any) -> float:
+def _accuracy(expected: list, model: object, data: object) -> float:
     """Return 1 minus the relative error of a model's outputs."""
     return 1.0 - relative_error(expected, _outputs(model, data))
 

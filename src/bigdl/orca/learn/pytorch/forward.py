@@ -334,7 +334,7 @@ def fields_of(output: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def logits_of(output: Any) -> Any:
+def logits_of(output: object) -> Any:
     """Return the logits of an output with a field ``logits``, else the output.
 
     Hugging Face outputs have such a field among others.
@@ -417,12 +417,12 @@ class ForwardPass(ABC):
         """Return the row weights of a batch, or None if it has none."""
         return None
 
-    def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
+    def denominator(self, output: object, target: object, rows: int, loss: object = None) -> float:
         """Return the divisor of the mean loss over this worker's rows of a batch."""
         return self.loss_weights.of(loss, output, target, rows)
 
     def probe_loss(
-        self, batch: Tensors, output: Any, target: Any, rows: int, loss: Any
+        self, batch: Tensors, output: object, target: object, rows: int, loss: object
     ) -> ProbeResult:
         """Detect the reduction of the loss from a batch.
 
@@ -551,7 +551,7 @@ class PlainForward(ForwardPass):
         return call_model(self.model, inputs, self.columns.features or ())
 
     def probe_loss(
-        self, batch: Tensors, output: Any, target: Any, rows: int, loss: Any
+        self, batch: Tensors, output: object, target: object, rows: int, loss: object
     ) -> ProbeResult:
         criterion = self.criterion
         has_rows = any(rows in tensor.shape[:2] for tensor in tensors_in(output))
@@ -672,7 +672,7 @@ class BuiltInLossForward(PlainForward):
         return map_tensors(torch.Tensor.detach, output), target, loss
 
     def probe_loss(
-        self, batch: Tensors, output: Any, target: Any, rows: int, loss: Any
+        self, batch: Tensors, output: object, target: object, rows: int, loss: object
     ) -> ProbeResult:
         if loss is not self._last_loss or has_tables(self.model) or self._probes > 1:
             return ForwardPass.probe_loss(self, batch, output, target, rows, loss)
@@ -823,7 +823,7 @@ class WeightedForward(PlainForward):
         super().__init__(model, criterion, columns, LossWeights(SUM if is_sum else ROWS))
         self._counted = 0.0
 
-    def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
+    def denominator(self, output: object, target: object, rows: int, loss: object = None) -> float:
         return self._counted
 
     def evaluate(self, batch: Tensors, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:

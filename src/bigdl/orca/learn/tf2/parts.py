@@ -247,7 +247,7 @@ class _LoadedKerasModel:
         self._is_loaded = True
 
 
-def _check_integer_inputs(model: keras.Model, inputs: Any) -> None:
+def _check_integer_inputs(model: keras.Model, inputs: object) -> None:
     """Raise an error for float values that an integer input would truncate or round."""
     try:
         takes = model.inputs or []
@@ -270,7 +270,7 @@ def _check_integer_inputs(model: keras.Model, inputs: Any) -> None:
                 )
 
 
-def call_on(model: keras.Model, inputs: Any) -> None:
+def call_on(model: keras.Model, inputs: object) -> None:
     """Create a model's variables by calling it on the first row of its inputs."""
 
     def first(value):

@@ -199,7 +199,7 @@ class ParameterLayerReplica(ABC):
 
     @abstractmethod
     def _open(
-        self, program: Any, weights: bytes, shard: Shard
+        self, program: object, weights: bytes, shard: Shard
     ) -> tuple[BatchSource, FlatModel | None]:
         """Build the model; return its batch source and flat model (None if there are no rows)."""
 
