@@ -223,13 +223,11 @@ def difference(one, other):
 @pytest.mark.slow
 def test_workers_packing_and_accumulation_give_the_same_adapter(decoder, tmp_path):
     data = answers(200)
-    one, history = tuned(decoder, data)
+    one, _ = tuned(decoder, data)
     assert difference(one, tuned(decoder, data, workers=2)[0]) < 1e-6
     assert difference(one, tuned(decoder, data, packing=False)[0]) < 1e-6
     options = {"batch_size": 8, "accumulate_grad_batches": 4}
-    accumulated, metrics = tuned(decoder, data, workers=2, **options)
-    assert difference(one, accumulated) < 1e-6
-    assert history[0]["train_loss"] == pytest.approx(metrics[0]["train_loss"], 1e-4)
+    assert difference(one, tuned(decoder, data, workers=4, **options)[0]) < 1e-6
 
     import peft
     import transformers
