@@ -1,6 +1,8 @@
 """Fine-tuning from a table: exact for any number of workers, and files that transformers loads."""
 
 import json
+import os
+import signal
 
 import numpy as np
 import pandas as pd
@@ -13,6 +15,8 @@ from torch.nn import functional
 from bigdl.llm.tuning.module import ModuleSource, groups, pack
 from bigdl.llm.tuning.rows import LABELS, TOKENS, RowTokenizer, TextColumns, labelled
 from bigdl.orca.learn.pytorch import Estimator
+from bigdl.orca.learn.pytorch.callbacks import Callback
+from bigdl.orca.learn.trigger import SeveralIteration
 
 CHAT = (
     "{% for m in messages %}{{ m.role[0] }} {{ m.content }} [SEP]{% endfor %}"
@@ -38,7 +42,12 @@ def decoder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    return tiny_encoder(tmp_path_factory.mktemp("models") / "encoder")
+    """Return an encoder without dropout."""
+    folder = tiny_encoder(tmp_path_factory.mktemp("models") / "encoder")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -249,3 +258,85 @@ def test_workers_packing_and_accumulation_give_the_same_adapter(decoder, tmp_pat
     again, _ = tuned(decoder, data[:8])
     again.load(folder)
     assert difference(one, again) == 0
+
+
+class KillOnce(Callback):
+    """Callback that kills its worker at a step of the first attempt."""
+
+    def __init__(self, marker, step):
+        self._marker, self._step = marker, step
+
+    def after_train_iter(self, runner):
+        is_due = runner.rank == 0 and runner.global_step == self._step
+        if is_due and not os.path.exists(self._marker):
+            open(self._marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_fit_whose_worker_was_killed_gives_the_same_adapter(decoder, tmp_path):
+    data, options = answers(96), {"epochs": 2, "workers": 2}
+    expected, _ = tuned(decoder, data, **options)
+    marker = tmp_path / "killed"
+    survivor, history = tuned(
+        decoder,
+        data,
+        **options,
+        checkpoint_dir=str(tmp_path / "run"),
+        checkpoint_trigger=SeveralIteration(1),
+        callbacks=[KillOnce(str(marker), 4)],
+    )
+    assert marker.exists()
+    assert len(history) == 2
+    assert difference(expected, survivor) == 0
+    files = list((tmp_path / "run").rglob("model.pt"))
+    size = sum(p.nbytes for p in survivor.estimator.get_model().state_dict().values())
+    assert files
+    assert max(each.stat().st_size for each in files) < 3 * size + 10_000  # the adapter alone
+
+
+@pytest.mark.slow
+def test_spark_trains_the_adapter_of_a_pandas_frame(orca_spark, decoder, tmp_path):
+    data = answers(64)
+    options = {"epochs": 2, "batch_size": 64}
+    expected, _ = tuned(decoder, data, **options)
+    frame = orca_spark.createDataFrame(data)
+    in_spark, _ = tuned(decoder, frame, backend="spark", workers=2, **options)
+    assert difference(expected, in_spark) < 1e-6
+    frame.write.parquet(str(tmp_path / "rows"))
+    of_files, _ = tuned(decoder, str(tmp_path / "rows"), backend="spark", workers=2, **options)
+    assert difference(expected, of_files) < 1e-6
+
+
+@pytest.mark.slow
+def test_the_pairs_of_all_workers_are_negatives_of_each_other(encoder, tmp_path):
+    data = answers(40)
+
+    def trained(workers, **options):
+        estimator = Estimator.from_transformers(
+            encoder,
+            task="embedding",
+            optimizer=lambda model, config: torch.optim.SGD(model.parameters(), 0.05),
+            config={"shuffle": False},
+            backend="local",
+            workers_per_node=workers,
+        )
+        columns = {"text_col": "q", "label_cols": "a"}
+        batch_size = options.pop("batch_size", 12)
+        return estimator, estimator.fit(data, 3, batch_size, **columns, seed=3, **options)
+
+    def weights(estimator):
+        model = estimator.get_model()
+        return {n: p.detach() for n, p in model.named_parameters()}
+
+    one, history = trained(1)
+    two, metrics = trained(2)
+    expected, pairs = weights(one), weights(two)
+    assert max(float((expected[n] - pairs[n]).abs().max()) for n in expected) < 1e-6
+    assert history[-1]["train_loss"] == pytest.approx(metrics[-1]["train_loss"], rel=1e-5)
+    assert history[-1]["train_loss"] < history[0]["train_loss"]
+    assert history[-1]["num_samples"] == 36  # an incomplete batch has fewer negatives
+    with refused("argument-conflict", "validation_data"):
+        trained(1, validation_data=data)
+    with refused("argument-value", "2"):
+        trained(1, batch_size=1)

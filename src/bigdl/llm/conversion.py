@@ -120,14 +120,14 @@ def convert_encoder(
         model = model_class.from_pretrained(folder, dtype="float32").eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     facts = _encoder_facts(folder, model, tokenizer)
-    steps = _pooling_steps(folder) if task == EMBED else []
+    steps = pooling_steps(folder) if task == EMBED else []
     if task == CLASSIFY:
         labels = model.config.id2label
         facts["labels"] = [str(labels[index]) for index in range(model.config.num_labels)]
     tokenizer.backend_tokenizer.save(str(target / "tokenizer.json"))
     names = [name for name in _INPUTS if name in tokenizer.model_input_names]
     facts["inputs"] = names
-    module = _text_module(model, steps)
+    module = text_module(model, steps)
     texts_of_sample = ["a text", "a longer text with several words"]
     sample = TextTokenizer(target, facts).arrays(texts_of_sample, names)
     torch = require("torch", "llm")
@@ -196,7 +196,7 @@ def _quantized(network: ov.Model, batches: list[dict[str, np.ndarray]]) -> ov.Mo
         )
 
 
-def _pooling_steps(folder: Path) -> list[dict[str, Any]]:
+def pooling_steps(folder: Path) -> list[dict[str, Any]]:
     """Return the steps after the encoder: pooling, dense layers and normalization."""
     steps: list[dict[str, Any]] = []
     for module in read_modules(folder):
@@ -235,7 +235,7 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
     return list(content)
 
 
-def _text_module(model: PreTrainedModel, steps: list[dict[str, Any]]) -> torch.nn.Module:
+def text_module(model: PreTrainedModel, steps: list[dict[str, Any]]) -> torch.nn.Module:
     """Return a module that maps token arrays to one vector, or the logits, of each text."""
     import torch
 

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -18,7 +18,14 @@ from bigdl.common.errors import UsageError, as_usage_error, hide_frames, require
 from bigdl.llm.functions import classify, embed, prompt
 from bigdl.llm.model import TextModel
 from bigdl.llm.tuning.module import ModuleSource, TuningModule, label_count
-from bigdl.llm.tuning.rows import CAUSAL, CLASSIFICATION, TASKS, RowTokenizer, TextColumns
+from bigdl.llm.tuning.rows import (
+    CAUSAL,
+    CLASSIFICATION,
+    EMBEDDING,
+    TASKS,
+    RowTokenizer,
+    TextColumns,
+)
 from bigdl.llm.tuning.tables import class_names, opened, tokenized
 from bigdl.orca.learn.pytorch.estimator import Estimator, PyTorchEstimator
 
@@ -102,7 +109,7 @@ class TextEstimator:
         max_length: int | None = None,
         packing: bool = True,
         chat: bool | None = None,
-        **options: Any,
+        **options: object,
     ) -> list[dict]:
         """Train the model; a further call continues the training.
 
@@ -122,7 +129,9 @@ or str
             Column of texts: all tokens of a text are labels of causal_lm. For classification, the
             texts to classify.
         label_cols : str, optional
-            Column of the classes, for classification.
+            Column of the classes, for classification. For embedding, the column of texts that
+            belong to those of `text_col`, such as answers; the pairs of all workers in a batch are
+            negatives of each other, and an incomplete last batch is skipped.
         prompt_col, completion_col : str, optional
             Columns of prompts and their answers; only the tokens of answers are labels.
         messages_col : str, optional
@@ -163,26 +172,28 @@ or str
         """
         columns = TextColumns(text_col, prompt_col, completion_col, messages_col, label_cols)
         columns.check(self.task)
+        if self.task == EMBEDDING:
+            self._check_pairs(validation_data, batch_size, options)
         data, validation_data = self._opened(data), self._opened(validation_data)
         if self.task == CLASSIFICATION and not self._source.classes:
             self._source.classes = class_names(data, str(label_cols))
         self._source.packing = bool(packing)
         tokenizer = self._row_tokenizer(columns, max_length, chat)
-        rows = tokenized(data, tokenizer)
+        rows, keywords = tokenized(data, tokenizer), cast("dict[str, Any]", options)
         if validation_data is not None:
-            options["validation_data"] = tokenized(validation_data, tokenizer).data
+            keywords["validation_data"] = tokenized(validation_data, tokenizer).data
         history = self.estimator.fit(
             rows.data,
             epochs=epochs,
             batch_size=batch_size,
             feature_cols=rows.feature_cols,
             label_cols=rows.label_cols,
-            **options,
+            **keywords,
         )
         self._rows = tokenizer
         return history
 
-    def evaluate(self, data: object, batch_size: int = 8, **options: Any) -> dict:
+    def evaluate(self, data: object, batch_size: int = 8, **options: object) -> dict:
         """Return the loss and metrics of data with the columns of the last fit.
 
         Parameters
@@ -214,11 +225,11 @@ or str
             batch_size=batch_size,
             feature_cols=rows.feature_cols,
             label_cols=rows.label_cols,
-            **options,
+            **cast("dict[str, Any]", options),
         )
         return metrics
 
-    def predict(self, data: T, template: str | None = None, **options: Any) -> T:
+    def predict(self, data: T, template: str | None = None, **options: object) -> T:
         """Add a column with the answers of the trained model to a table.
 
         The model is merged and converted once after each fit, see :meth:`text_model`.
@@ -254,14 +265,15 @@ or str
                 code="argument-missing",
                 argument="template",
             )
-        model = options.pop("model", None) or self.text_model()
+        keywords = cast("dict[str, Any]", options)
+        model = keywords.pop("model", None) or self.text_model()
         if self.task == CAUSAL:
             if self._rows is not None:
                 is_chat = self._rows.chat or columns.messages is not None
-                options.setdefault("chat", is_chat)
-            return prompt(data, template or "{" + str(column) + "}", model=model, **options)
+                keywords.setdefault("chat", is_chat)
+            return prompt(data, template or "{" + str(column) + "}", model=model, **keywords)
         function = classify if self.task == CLASSIFICATION else embed
-        return function(data, template or str(column), model=model, **options)
+        return function(data, template or str(column), model=model, **keywords)
 
     def text_model(self, precision: str = "auto") -> TextModel:
         """Return the trained model for the AI functions on tables.
@@ -407,6 +419,29 @@ or str
     def _opened(self, data: object) -> object:
         return opened(data, in_spark=self._in_spark)
 
+    def _check_pairs(self, validation_data: object, batch_size: int, options: dict) -> None:
+        """Raise an error for arguments that a loss over all pairs of a batch does not support."""
+        if check_positive("batch_size", batch_size) < 2:
+            raise UsageError(
+                "The pairs of a batch are negatives of each other, so batch_size should be at "
+                f"least 2, got {batch_size}",
+                code="argument-value",
+                argument="batch_size",
+            )
+        conflicts = {
+            "validation_data": validation_data is not None,
+            "exact": options.get("exact") is not None,
+            "local_steps": options.get("local_steps", 1) != 1,
+            "recovery": options.get("recovery", "restart") != "restart",
+        }
+        if name := next((name for name, is_set in conflicts.items() if is_set), None):
+            raise UsageError(
+                f"task='embedding' does not support {name}=, since its loss compares the pairs of "
+                "all workers; leave it out",
+                code="argument-conflict",
+                argument=name,
+            )
+
     def _fitted(self) -> RowTokenizer:
         if self._rows is None:
             raise UsageError(
@@ -465,7 +500,7 @@ def from_transformers(
     base_precision: str = "fp32",
     backend: str = "spark",
     checkpoint_dir: str | None = None,
-    **options: Any,
+    **options: object,
 ) -> TextEstimator:
     """Create an Estimator; see ``Estimator.from_transformers`` for the arguments."""
     check_choice("task", task, TASKS)
@@ -513,6 +548,9 @@ def from_transformers(
             code="argument-conflict",
             argument="learning_rate",
         )
+    keywords = cast("dict[str, Any]", options)
+    if task == EMBEDDING:  # each batch has the same number of negatives
+        keywords["config"] = {"drop_last": True, **(keywords.get("config") or {})}
     estimator = Estimator.from_torch(
         model=source,
         optimizer=optimizer,
@@ -520,7 +558,7 @@ def from_transformers(
         precision=precision,
         backend=backend,
         model_dir=checkpoint_dir,
-        **options,
+        **keywords,
     )
     in_spark = backend in ("spark", "horovod")
     return TextEstimator(source, words, estimator, in_spark=in_spark)

@@ -6,17 +6,23 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn import functional
 
 from bigdl.common.errors import UsageError, as_usage_error, require
-from bigdl.llm.conversion import quiet_loading
-from bigdl.llm.tuning.rows import CAUSAL, CLASSIFICATION
+from bigdl.llm.conversion import pooling_steps, quiet_loading, text_module
+from bigdl.llm.tuning.rows import CAUSAL, CLASSIFICATION, EMBEDDING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from bigdl.runtime.collectives.base import GradientSync
 
 _TOKENS_OF_PASS = 512  # tokens of a forward pass, unless one row is longer
 _PADDED_TOKENS = 2048  # the same with padding
+_SCALE = 20.0  # of cosine similarities, as in sentence-transformers
 _CLASSES = {CAUSAL: "AutoModelForCausalLM", CLASSIFICATION: "AutoModelForSequenceClassification"}
 _PEFT_TASKS = {CAUSAL: "CAUSAL_LM", CLASSIFICATION: "SEQ_CLS"}
 
@@ -106,6 +112,18 @@ class ModuleSource:
             model.config.pad_token_id = self.pad_token
         return model
 
+    def _pooling(self) -> list[dict[str, Any]]:
+        """Return the steps after the encoder, as the files say."""
+        steps = pooling_steps(Path(self.folder))
+        if any(step["step"] == "dense" for step in steps):
+            raise UsageError(
+                f"{self.folder!r} has a Dense layer after its pooling, which cannot be trained; "
+                "use an encoder with pooling only",
+                code="model-unsupported",
+                path=self.folder,
+            )
+        return steps
+
     def __call__(self, config: Mapping[str, Any]) -> TuningModule:
         """Return the module to train."""
         model: Any = self.base()
@@ -126,6 +144,8 @@ class ModuleSource:
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
         module = TuningModule(model, self.task, self.pad_token)
+        if self.task == EMBEDDING:
+            module.use_pooling(self._pooling())
         module.packing = self.packing and self.task == CAUSAL and module.can_pack()
         return module
 
@@ -153,6 +173,16 @@ class TuningModule(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, task: str, pad_token: int = 0):
         super().__init__()
         self.model, self._task, self._pad_token = model, task, pad_token
+        self._encoder: list[torch.nn.Module] = []  # in a list, so that it is not registered
+        self._sync: GradientSync | None = None
+
+    def use_pooling(self, steps: list[dict[str, Any]]) -> None:
+        """Set the steps that make one vector of the states of a text."""
+        self._encoder = [text_module(cast("PreTrainedModel", self.model), steps)]
+
+    def connect_workers(self, sync: GradientSync) -> None:
+        """Use the texts of all workers as negatives of each other."""
+        self._sync = sync
 
     # -- trained weights -----------------------------------------------------------------------
 
@@ -201,11 +231,16 @@ class TuningModule(torch.nn.Module):
         tokens : torch.Tensor, shape (rows, length)
             See :mod:`bigdl.llm.tuning.rows`.
         labels : torch.Tensor, optional
-            Classes of the rows.
+            Classes of the rows, or the tokens of the texts that belong to them.
         """
         lengths = (tokens >= 0).sum(1).tolist()
         if self._task == CAUSAL:
             return self._causal(tokens, lengths)
+        if self._task == EMBEDDING and labels is not None:
+            others = (labels >= 0).sum(1).tolist()
+            return self._contrastive(
+                self._by_length(tokens, lengths), self._by_length(labels, others)
+            )
         logits = self._by_length(tokens, lengths)
         if labels is None:
             return TuningOutput(logits.sum() * 0.0, 0.0, logits)
@@ -242,18 +277,41 @@ class TuningModule(torch.nn.Module):
         return result.logits[0]
 
     def _by_length(self, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Return the logits of rows, computed in groups of similar length."""
+        """Return the logits or embeddings of rows, computed in groups of similar length."""
         parts, order = [], []
         for rows in groups(lengths, _PADDED_TOKENS):
             longest = max(1, *(lengths[index] for index in rows))
             some = tokens[rows][:, :longest]
             mask = some >= 0
             ids = torch.where(mask, some >> 1, self._pad_token).long()
-            result = self.model(input_ids=ids, attention_mask=mask.long())
-            parts.append(result.logits)
+            inputs = {"input_ids": ids, "attention_mask": mask.long()}
+            parts.append(
+                self._encoder[0](**inputs) if self._encoder else self.model(**inputs).logits
+            )
             order += rows
         index = torch.tensor(order, device=tokens.device).argsort()
         return torch.cat(parts)[index]
+
+    def _contrastive(self, texts: torch.Tensor, others: torch.Tensor) -> TuningOutput:
+        """Return the loss of pairs, whose negatives are the other pairs of all workers.
+
+        Each worker computes the loss of the whole batch, with a graph for its rows only. Its
+        gradient is multiplied by the number of workers, over which gradients are averaged.
+        """
+        workers, sides = 1, [functional.normalize(side.float(), dim=1) for side in (texts, others)]
+        if self._sync is not None and self.training and self._sync.world_size > 1:
+            sides, workers = _of_all_workers(sides, self._sync)
+        similarities = _SCALE * sides[0] @ sides[1].T
+        loss = functional.cross_entropy(
+            similarities, torch.arange(len(similarities), device=similarities.device)
+        )
+        return TuningOutput(loss + (workers - 1) * (loss - loss.detach()), 1.0)
+
+    def join_workers(self) -> None:
+        """Take part in the exchange of a batch of which this worker has no rows."""
+        if self._task == EMBEDDING and self._sync is not None and self._sync.world_size > 1:
+            device = next(super().parameters()).device
+            _of_all_workers([torch.zeros(0, 0, device=device)] * 2, self._sync)
 
     @torch.no_grad()
     def can_pack(self) -> bool:
@@ -275,6 +333,31 @@ class TuningModule(torch.nn.Module):
             return False
         finally:
             self.train(training)
+
+
+def _of_all_workers(
+    sides: Sequence[torch.Tensor], sync: GradientSync
+) -> tuple[list[torch.Tensor], int]:
+    """Return the rows of all workers in the order of ranks; a collective call.
+
+    Returns
+    -------
+    sides : list of torch.Tensor
+        Rows with a graph for those of this worker only.
+    workers : int
+        Number of workers that have rows.
+    """
+    facts = sync.all_gather([float(size) for size in sides[0].shape])
+    sizes, width = [int(rows) for rows, _ in facts], int(max(dim for _, dim in facts))
+    first, last = sum(sizes[: sync.rank]), sum(sizes[: sync.rank + 1])
+    result = []
+    for side in sides:
+        every = side.new_zeros(sum(sizes), width, requires_grad=False)
+        if len(side):
+            every[first:last] = side.detach()
+        every = sync.all_reduce(every).to(side.device)
+        result.append(torch.cat([every[:first], side, every[last:]]) if len(side) else every)
+    return result, sum(size > 0 for size in sizes)
 
 
 def _equal_rows(lengths: Sequence[int]) -> list[list[int]]:

@@ -17,7 +17,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 
 CAUSAL, CLASSIFICATION, EMBEDDING = "causal_lm", "classification", "embedding"
-TASKS = (CAUSAL, CLASSIFICATION)
+TASKS = (CAUSAL, CLASSIFICATION, EMBEDDING)
 PADDING = -1
 TOKENS, LABELS = "bigdl tokens", "bigdl labels"
 

@@ -145,7 +145,7 @@ class _Shards:
         return {TOKENS: tokens, LABELS: labels} if self._named else {"x": tokens, "y": labels}
 
 
-def class_names(data: Any, column: str) -> tuple[str, ...]:
+def class_names(source: object, column: str) -> tuple[str, ...]:
     """Return the distinct labels of a table's column, in their order.
 
     Raises
@@ -153,6 +153,7 @@ def class_names(data: Any, column: str) -> tuple[str, ...]:
     UsageError
         If the labels of this type of table must be passed.
     """
+    data: Any = source
     if column not in column_names(data):
         raise UsageError(
             f"The classes of {type_name(data)} are unknown, or it has no column '{column}'; pass "

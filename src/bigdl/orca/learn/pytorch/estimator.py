@@ -280,9 +280,9 @@ class Estimator:
         ----------
         model_dir : str or os.PathLike
             Folder with the files of a Hugging Face model, which the driver and all workers read.
-        task : {"causal_lm", "classification"}
-            What the model is trained for: to continue texts or answer prompts, or to classify
-            texts.
+        task : {"causal_lm", "classification", "embedding"}
+            ``"causal_lm"``: continue texts or answer prompts. ``"classification"``: one class of a
+            text. ``"embedding"``: near vectors for texts that belong together.
         peft : peft.PeftConfig, optional
             Adapter to train instead of the weights, such as ``peft.LoraConfig(r=8)``. Checkpoints
             then hold the adapter only. None trains all weights.

@@ -799,6 +799,8 @@ class TorchStep(WorkerStep):
             with self._precision():
                 self._forward(rows)
             forwarded = time.perf_counter()
+        elif hasattr(self.built.model, "join_workers"):
+            self.built.model.join_workers()
         forwarded_s = sync.collective_s
         if self.built.tables is not None:
             self.built.tables.finish()
@@ -1003,6 +1005,8 @@ class TorchFit:
         writer = start(worker, sync)
         if built.tables is not None:
             built.tables.connect(sync)
+        if hasattr(built.model, "connect_workers"):  # a loss that compares rows of all workers
+            built.model.connect_workers(sync)
         runner.device = device_of(worker, sync)
         move(built, runner.device)
         self._check(context, built)
