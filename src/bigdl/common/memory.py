@@ -17,6 +17,7 @@ __all__ = [
     "available_memory",
     "freeze_modules",
     "glibc_tunables",
+    "release_memory",
     "tune_allocator",
     "tuned_allocator",
 ]
@@ -158,6 +159,14 @@ def freeze_modules() -> None:
         _frozen_modules = len(sys.modules)
         gc.collect()
         gc.freeze()
+
+
+def release_memory() -> None:
+    """Return memory that Arrow and the C library have freed to the kernel."""
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is not None:
+        pyarrow.default_memory_pool().release_unused()
+    trim()
 
 
 def _is_tuned_by_user() -> bool:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from bigdl.common.cpu import wait_passively
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
-from bigdl.common.memory import freeze_modules
+from bigdl.common.memory import freeze_modules, release_memory
 from bigdl.common.timeouts import CAUSE_S, CLEAN_UP_S
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Address, AttemptChannel, ConnectionLost, outgoing_address
@@ -86,6 +86,7 @@ def read_input(
         for writer in writers:
             writer.discard()
         raise
+    release_memory()
     return cast("dict[str, Any]", shards)
 
 
