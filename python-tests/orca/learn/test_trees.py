@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from refusals import refused
 
+from bigdl.common.errors import WorkerError
 from bigdl.orca.learn.trees import XGBEstimator
 
 xgboost = pytest.importorskip("xgboost")
@@ -61,6 +62,35 @@ def test_two_workers_are_as_good_as_one():
         exact = booster.eval(xgboost.DMatrix(held, target)).split("auc:")[-1]
         assert scores[workers] == pytest.approx(float(exact), abs=2e-3)
     assert abs(scores[1] - scores[2]) < 2e-3
+
+
+def test_another_program_resumes_a_fit_from_model_dir(tmp_path):
+    x, y = made(1500)
+
+    calls = []
+
+    def failing(predictions, matrix):
+        calls.append(1)
+        if len(calls) == 10:
+            raise MemoryError("the end of this program")
+        return "accuracy", float(((predictions > 0.5) == matrix.get_label()).mean())
+
+    def fitted(metric, resume=None, folder=tmp_path, **options):
+        estimator = local(eval_metric=metric, subsample=0.5, seed=3, model_dir=folder, **options)
+        return estimator.fit((x, y), checkpoint_rounds=4, resume=resume), estimator
+
+    def accuracy(predictions, matrix):
+        return "accuracy", float(((predictions > 0.5) == matrix.get_label()).mean())
+
+    with pytest.raises(WorkerError, match="the end of this program"):
+        fitted(failing)
+    history, estimator = fitted(accuracy, "auto")
+    expected, undisturbed = fitted(accuracy, folder=tmp_path / "other")
+    assert history == expected
+    np.testing.assert_array_equal(estimator.predict(x), undisturbed.predict(x))
+    assert fitted(failing, "auto")[0] == history  # that fit is complete
+    with refused("argument-conflict", "other parameters"):
+        fitted(accuracy, "auto", max_bin=64)
 
 
 @pytest.mark.fault

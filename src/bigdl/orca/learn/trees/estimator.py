@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bigdl.common.checks import check_integer, check_positive
+from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.display import call_text
 from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.storage import read_bytes, write_bytes
@@ -26,7 +26,7 @@ from bigdl.orca.learn.prediction.classes import Scores, unknown_scores
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.orca.learn.trees.matrix import TreeColumns
-from bigdl.orca.learn.trees.model import TreeModel, read_booster, read_facts
+from bigdl.orca.learn.trees.model import TreeCheckpoint, TreeModel, read_booster, read_facts
 from bigdl.orca.learn.trees.program import (
     CHECKPOINT,
     TRACKER,
@@ -102,6 +102,9 @@ class XGBEstimator(PredictingEstimator):
         Number of workers on each node of the cluster.
     missing : float, default NaN
         Value of missing features, in addition to nulls.
+    model_dir : str, optional
+        Path or fsspec URL of a folder for the checkpoints of :meth:`fit`, so that another program
+        can resume a fit whose driver ended.
     log_to_driver : bool, default True
         Whether to show the output of the workers.
     **more_params
@@ -134,6 +137,7 @@ class XGBEstimator(PredictingEstimator):
         backend: str = "spark",
         workers_per_node: int = 1,
         missing: float = math.nan,
+        model_dir: str | os.PathLike | None = None,
         log_to_driver: bool = True,
         **more_params: object,
     ):
@@ -160,6 +164,7 @@ class XGBEstimator(PredictingEstimator):
         self._backend = BACKENDS[self._backend_name]
         self._workers_per_node = check_integer("workers_per_node", workers_per_node, 1)
         self._missing, self._log_to_driver = float(missing), log_to_driver
+        self._model_dir = None if model_dir is None else os.fspath(model_dir)
         self._model: bytes | None = None
         self._columns = TreeColumns(None, ())
         self._history: list[dict[str, float]] = []
@@ -216,6 +221,7 @@ class XGBEstimator(PredictingEstimator):
         checkpoint_rounds: int | None = None,
         max_failures: int | FailurePolicy | None = None,
         external_memory: bool | None = None,
+        resume: str | None = None,
     ) -> list[dict[str, float]]:
         """Grow trees; a further call adds trees to the model.
 
@@ -247,14 +253,18 @@ class XGBEstimator(PredictingEstimator):
             Whether a larger metric is better; by default true for ``auc``, ``aucpr``, ``pre``,
             ``ndcg`` and ``map``.
         checkpoint_rounds : int, optional
-            Number of rounds between checkpoints in the driver, from which the fit resumes if a
-            worker is lost; default none, so that the fit restarts. A checkpoint also seeds the
-            random numbers of ``subsample`` again, so a resumed fit grows the same trees.
+            Number of rounds between checkpoints in the driver, and in ``model_dir`` if there is
+            one, from which the fit resumes if a worker is lost; default none, so that it restarts.
+            A checkpoint also seeds the random numbers of ``subsample`` again, so a resumed fit
+            grows the same trees.
         max_failures : int or FailurePolicy, optional
             Number of lost attempts that are repeated; default 3.
         external_memory : bool, optional
             Whether binned values are in a file instead of in memory; by default each worker
             decides by its available memory.
+        resume : {"auto"}, optional
+            Continue the fit whose checkpoint is in ``model_dir``, with the same parameters and
+            data; start a new one if there is none. By default a new fit replaces the checkpoint.
 
         Returns
         -------
@@ -295,7 +305,15 @@ class XGBEstimator(PredictingEstimator):
         rounds = (
             self._num_rounds if num_rounds is None else check_positive("num_rounds", num_rounds)
         )
+        checkpoint = self._checkpoint(resume, columns)
+        if checkpoint is not None:
+            self._model, self._columns, self._shipped = checkpoint.model, columns, None
+            self._history = checkpoint.history
+            if checkpoint.is_complete:
+                return [dict(entry) for entry in self._history]
         first = 0 if self._model is None else read_booster(self._model).num_boosted_rounds()
+        if checkpoint is not None:
+            first = checkpoint.first
         program = TreeFit(
             dict(self._params),
             first + rounds,
@@ -312,12 +330,20 @@ class XGBEstimator(PredictingEstimator):
         feeds = FeedGroup(
             {k: self._feed(v, columns, k) for k, v in inputs.items() if v is not None}
         )
-        newest: dict[str, Any] = {"history": [], "model": self._model}
+        resumed = [] if checkpoint is None else checkpoint.history
+        newest: dict[str, Any] = {"history": resumed, "model": self._model}
 
         def on_event(event: str, value: object) -> None:
             if isinstance(value, tuple) and value[0]["topic"] == CHECKPOINT:
                 newest.update(history=value[0]["history"], model=value[1])
+                if self._model_dir is not None:
+                    is_complete = bool(value[0]["is_complete"])
+                    each = TreeCheckpoint(
+                        newest["model"], newest["history"], first, is_complete, settings
+                    )
+                    each.write(self._model_dir)
 
+        settings = self._settings(columns)
         engine = self._engine()
         policy = self._backend.failure_policy(max_failures)
         with engine.open(program, feeds) as job:
@@ -334,6 +360,31 @@ class XGBEstimator(PredictingEstimator):
         self._model, self._columns, self._shipped = newest["model"], columns, None
         self._history = newest["history"]
         return [dict(entry) for entry in self._history]
+
+    def _settings(self, columns: TreeColumns) -> str:
+        """Describe the parameters and columns, which a resumed fit must not change."""
+        return repr((sorted(self._params.items()), self._missing, columns))
+
+    def _checkpoint(self, resume: str | None, columns: TreeColumns) -> TreeCheckpoint | None:
+        """Return the checkpoint to resume from, or None for a new fit."""
+        if resume is None:
+            return None
+        check_choice("resume", resume, ("auto",))
+        if self._model_dir is None:
+            raise UsageError(
+                'resume="auto" needs model_dir= in XGBEstimator; pass a folder for checkpoints',
+                code="argument-missing",
+                argument="model_dir",
+            )
+        checkpoint = TreeCheckpoint.read(self._model_dir)
+        if checkpoint is not None and checkpoint.settings != self._settings(columns):
+            raise UsageError(
+                f"The checkpoint in {self._model_dir!r} is of a fit with other parameters or "
+                f"columns: {checkpoint.settings}; pass the same ones, or fit without resume",
+                code="argument-conflict",
+                argument="resume",
+            )
+        return checkpoint
 
     def _attempt(
         self,

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.common.storage import file_exists, joined, read_bytes, write_bytes
 from bigdl.orca.learn.trees.matrix import codes_of
 
 if TYPE_CHECKING:
     import xgboost
 
 _ATTRIBUTE = "bigdl"
+_CHECKPOINT_ATTRIBUTE = "bigdl_checkpoint"
+_CHECKPOINT_FIELDS = ("history", "first", "is_complete", "settings")
+_CHECKPOINT_FILE = "checkpoint.ubj"
 
 
 def read_booster(data: bytes, threads: int = 0) -> xgboost.Booster:
@@ -35,6 +39,64 @@ def read_facts(booster: xgboost.Booster) -> dict[str, Any]:
     """Return the facts of :func:`write_facts`; an empty dict for boosters of other programs."""
     text = booster.attr(_ATTRIBUTE)
     return json.loads(text) if text else {}
+
+
+@dataclass(frozen=True)
+class TreeCheckpoint:
+    """State of a fit after some rounds.
+
+    Attributes
+    ----------
+    model : bytes
+        The booster in XGBoost's format.
+    history : list of dict
+        Metrics of the rounds.
+    first : int
+        Number of rounds of the model before the fit.
+    is_complete : bool
+        Whether the fit has ended.
+    settings : str
+        Parameters and columns of the fit.
+    """
+
+    model: bytes
+    history: list[dict[str, float]]
+    first: int
+    is_complete: bool
+    settings: str
+
+    def write(self, folder: str) -> None:
+        """Write the checkpoint in one file, which replaces the previous one."""
+        booster = read_booster(self.model)
+        doc = {name: getattr(self, name) for name in _CHECKPOINT_FIELDS}
+        booster.set_attr(**{_CHECKPOINT_ATTRIBUTE: json.dumps(doc)})
+        write_bytes(joined(folder, _CHECKPOINT_FILE), bytes(booster.save_raw("ubj")))
+
+    @classmethod
+    def read(cls, folder: str) -> TreeCheckpoint | None:
+        """Return the checkpoint in a folder; None if it has none.
+
+        Raises
+        ------
+        UsageError
+            If the file is no checkpoint.
+        """
+        from xgboost.core import XGBoostError
+
+        path = joined(folder, _CHECKPOINT_FILE)
+        if not file_exists(path):
+            return None
+        try:
+            booster = read_booster(read_bytes(path))
+            doc = json.loads(booster.attr(_CHECKPOINT_ATTRIBUTE) or "")
+        except (XGBoostError, ValueError) as error:
+            raise UsageError(
+                f"{path!r} is not a checkpoint of XGBEstimator; remove it, or fit without resume",
+                code="file-format",
+                path=path,
+            ) from error
+        booster.set_attr(**{_CHECKPOINT_ATTRIBUTE: None})
+        return cls(bytes(booster.save_raw("ubj")), **doc)
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class TreeFit:
         if best is not None:
             booster = booster[: first + best + 1]
         if worker.rank == 0:
-            _send(worker, booster, facts, history, best=None if best is None else first + best + 1)
+            _send(worker, booster, facts, history, is_complete=True)
 
     @property
     def _stops_early(self) -> bool:
@@ -323,11 +323,12 @@ def _send(
     booster: xgboost.Booster,
     facts: dict[str, Any],
     history: list[dict[str, float]],
-    best: int | None = None,
+    *,
+    is_complete: bool = False,
 ) -> None:
     """Send the booster and its history to the driver."""
     write_facts(booster, facts)
-    doc = {"history": history, "rounds": booster.num_boosted_rounds(), "best": best}
+    doc = {"history": history, "is_complete": is_complete}
     worker.send(CHECKPOINT, doc, bytes(booster.save_raw("ubj")))
 
 
