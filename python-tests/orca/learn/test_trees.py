@@ -8,6 +8,7 @@ import pytest
 from refusals import refused
 
 from bigdl.common.errors import WorkerError
+from bigdl.orca.data import XShards
 from bigdl.orca.learn.trees import XGBEstimator
 
 xgboost = pytest.importorskip("xgboost")
@@ -26,8 +27,8 @@ def made(rows=3000, seed=0):
 
 
 def local(workers=1, **options):
-    options = {**LOGISTIC, "num_rounds": 12, **options}
-    return XGBEstimator(backend="local", workers_per_node=workers, **options)
+    options = {**LOGISTIC, "num_rounds": 12, "backend": "local", **options}
+    return XGBEstimator(workers_per_node=workers, **options)
 
 
 def plain(x, y, rounds=12, params=LOGISTIC, **options):
@@ -48,6 +49,8 @@ def test_one_worker_grows_the_trees_of_xgboost(external):
     }
     measured = estimator.evaluate((x, y), metrics=["auc"])
     assert measured == {"auc": history[-1]["train_auc"]}
+    measured = estimator.evaluate((x, y))  # the metrics of the fit
+    assert measured == {name: history[-1][f"train_{name}"] for name in ("logloss", "auc")}
 
 
 def test_two_workers_are_as_good_as_one():
@@ -243,6 +246,12 @@ def test_spark_rows_are_kept_and_nulls_are_missing_values(orca_spark):
     estimator.register("trees", output="class")
     sql = orca_spark.sql("select id, trees(a, b, c, d, e, text) p, y from tree_rows").toPandas()
     np.testing.assert_array_equal(sql.p, predicted.prediction > 0.5)
+    shards = XShards.partition({"x": x, "y": y}, num_shards=2)
+    of_shards = local(backend="spark", num_rounds=4)
+    of_shards.fit(shards)
+    parts = of_shards.predict(shards).collect()
+    expected = plain(x, y, 4).predict(xgboost.DMatrix(x))
+    np.testing.assert_array_equal(np.concatenate([part["prediction"] for part in parts]), expected)
 
 
 def test_wrong_inputs_are_one_sentence():

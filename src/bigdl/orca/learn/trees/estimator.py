@@ -538,12 +538,15 @@ class XGBEstimator(PredictingEstimator):
             data, feature_cols, label_cols, weight_col, base_margin_col, group_col, categorical
         )
         names = names_of(metrics)
+        metric = None if names else self._metric
+        if not names and metric is None:
+            names = names_of(self._params.get("eval_metric"))
         _check_parameters({**self._params, "eval_metric": names} if names else self._params)
         program = TreeEvaluation(
             columns,
             self._missing,
             names or None,
-            None if names else self._metric,
+            metric,
             self._objective is not None,
         )
         engine = self._engine()
