@@ -190,6 +190,7 @@ setup(
             "bigdl-submit=bigdl.orca.cluster.submit_main:main",
             "bigdl-nano-run=bigdl.nano.cli.run:main",
             "bigdl-friesian-serve=bigdl.friesian.serving.program:main",
+            "bigdl-friesian-train=bigdl.friesian.stream_training:main",
             "bigdl-serve=bigdl.nano.serving.main:main",
         ]
     },

@@ -110,6 +110,8 @@ NAME_NODE_S = 120.0  # a call waits this long for an HDFS name node; a restart t
 
 WRITER_LOCK_S = 3600.0  # the lock of a dead Redis writer expires after this time
 ATTRIBUTES_LOOK_S = 2.0  # interval at which the attributes of items are read again from Redis
+DELTA_LOOK_S = 0.25  # interval at which a server looks for new versions of a followed model
+STREAM_LOOK_S = 0.5  # interval at which a training program looks whether its query has ended
 EVENTS_WRITE_S = 30.0  # longest wait for other processes that append events to the same folder
 
 # -- servers of models and recommenders -----------------------------------------------------------

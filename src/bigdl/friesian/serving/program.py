@@ -35,7 +35,7 @@ from bigdl.common.checks import check_integer
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.common.memory import freeze_modules
-from bigdl.common.timeouts import RECOMMENDER_CLOSE_S, RECOMMENDER_END_S, SILENCE_S
+from bigdl.common.timeouts import DELTA_LOOK_S, RECOMMENDER_CLOSE_S, RECOMMENDER_END_S, SILENCE_S
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.serving.attributes import StoreAttributes
 from bigdl.friesian.serving.clients import (
@@ -45,6 +45,7 @@ from bigdl.friesian.serving.clients import (
     RemoteRecall,
 )
 from bigdl.friesian.serving.config import SERVICES, Config, read_config
+from bigdl.friesian.serving.deltas import DeltaFollower, apply_tables, delay_of
 from bigdl.friesian.serving.events import DEFAULT_EVENTS, EventStore, open_events
 from bigdl.friesian.serving.http import HttpServer
 from bigdl.friesian.serving.index import ItemIndex
@@ -76,6 +77,7 @@ from bigdl.nano.serving.workers import PeerWorkers, ServerWorker, Workers
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from bigdl.friesian.models.sequences import SavedSequenceModel
     from bigdl.friesian.serving.rankers import Ranker
     from bigdl.friesian.serving.stages import FeatureReader
 
@@ -134,8 +136,11 @@ class Serving:
         self._peers: PeerWorkers | None = None
         self._added: dict[int, list[float]] = {}  # vectors of items that clients added to the index
         self._watcher: threading.Thread | None = None
+        self._following: threading.Thread | None = None
         self._ended = threading.Event()
         self._parts: dict[str, Any] = {}
+        self._follower: DeltaFollower | None = None
+        self._newest_event: float | None = None
         try:
             if listens:
                 self._start()
@@ -203,6 +208,9 @@ class Serving:
 
     def _begin_watching(self) -> None:
         """Start the thread that watches files for replacement, if there are files to watch."""
+        if self._follower is not None and self._following is None:
+            self._following = threading.Thread(target=self._follow, name="follow", daemon=True)
+            self._following.start()
         if self._watcher is None and self._watched():
             self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
             self._watcher.start()
@@ -244,7 +252,7 @@ class Serving:
     def _recall_service(self, limits: Limits) -> Service:
         if self._is_routed:
             return RecallService(self._recall, self._recall, self.metrics, limits)
-        if "history.model" in self.config.values:
+        if self._has_sequences:
             return RecallService(self._sequences, None, self.metrics, limits)
         index: Any = self._index
         if self._peers is not None:
@@ -350,6 +358,10 @@ class Serving:
         return self._once("index", make)
 
     @property
+    def _has_sequences(self) -> bool:
+        return bool({"history.model", "history.deltas"} & self.config.values.keys())
+
+    @property
     def _events(self) -> EventStore | None:
         config = self.config
         if "history.events" not in config.values:
@@ -375,17 +387,15 @@ class Serving:
         events = self._events
         assert events is not None
         if config.shards:
-            raise config.error("history.model", "a sequence model cannot have shards of items")
+            raise config.error("history.events", "a sequence model cannot have shards of items")
 
         def make() -> SequenceRecall:
-            folder, version = config.checked(
-                "history.model", newest_model, config.get("history.model")
-            )
+            model, version = self._first_model()
             recall = config.checked(
                 "history",
                 lambda: SequenceRecall(
                     events,
-                    folder,
+                    model,
                     index_type=config.get("history.kind", "flat"),
                     filter_seen=config.get("history.seen", True),
                     cache_bytes=config.get("history.cache_mb", 256) << 20,
@@ -402,6 +412,30 @@ class Serving:
 
         return self._once("sequences", make)
 
+    def _first_model(self) -> tuple[str | SavedSequenceModel, int]:
+        """Return the model to start with and its version; start to follow deltas."""
+        config = self.config
+        if "history.deltas" not in config.values:
+            path = config.get("history.model")
+            return config.checked("history.model", newest_model, path)
+        if "history.model" in config.values:
+            raise config.error("history.deltas", "pass either model or deltas")
+        path = config.get("history.deltas")
+        self._follower = config.checked("history.deltas", DeltaFollower, path)
+        newest = config.checked("history.deltas", self._follower.poll)
+        if newest is None:
+            raise config.error(
+                "history.deltas",
+                f"{path} has no version yet; start bigdl-friesian-train run first",
+            )
+        self._newest_event = newest.newest_event
+        self.metrics.watch("model_age_seconds", self._model_age)
+        return newest.model, newest.number
+
+    def _model_age(self) -> float:
+        """Return the seconds since the newest event that the model was trained on."""
+        return float("nan") if self._newest_event is None else time.time() - self._newest_event
+
     def _attributes_of(self, ids: Callable[[], np.ndarray]) -> StoreAttributes | None:
         config, columns = self.config, self.config.get("recall.attributes")
         if columns is None:
@@ -413,7 +447,7 @@ class Serving:
     @property
     def _local_recall(self) -> IndexRecall | SequenceRecall:
         config = self.config
-        if "history.model" in config.values:
+        if self._has_sequences:
             return self._sequences
         vector, seen = config.get("recall.user_vector", "prediction"), config.get("recall.seen")
         features, table = self._features, self._tables[0]
@@ -575,11 +609,31 @@ class Serving:
         watched = {}
         if "index" in self._parts:
             watched["index"] = os.path.join(self.config.get("recall.index"), "index.json")
-        if "sequences" in self._parts:
+        if "sequences" in self._parts and self._follower is None:
             with contextlib.suppress(UsageError):  # while the folder is replaced
                 folder, _ = newest_model(self.config.get("history.model"))
                 watched["model"] = os.path.join(folder, MODEL_FILE)
         return watched
+
+    def _follow(self) -> None:
+        """Apply new versions of a model, and of rows of the store, as they are published."""
+        assert self._follower is not None
+        recall, shown = self._parts["sequences"], ""
+        while not self._ended.wait(DELTA_LOOK_S):
+            try:
+                version = self._follower.poll()
+                if version is None:
+                    continue
+                if version.tables:
+                    apply_tables(self._store, version)
+                recall.swap(version.model, version.number)
+            except Exception as error:
+                if shown != (shown := one_line(error)):
+                    logger.error("A new version cannot be used; the old one stays: %s", shown)
+            else:
+                self._newest_event, shown = version.newest_event, ""
+                if (delay := delay_of(version)) is not None:
+                    self.metrics.freshness("weights", delay)
 
     def _watch(self) -> None:
         stamps = {name: _stamp(path) for name, path in self._watched().items()}

@@ -303,8 +303,13 @@ class Recommender:
                 code="unsupported",
                 argument="events",
             )
+        appended = list(events)
         with self.metrics.time("events"):
-            return self.events.append(events)
+            result = self.events.append(appended)
+        now = time.time()
+        for each in appended:
+            self.metrics.freshness("history", max(now - each.time, 0.0))
+        return result
 
     def _accepted_popular(self, item_filter: ItemFilter) -> np.ndarray:
         """Check a filter, and return the popular items that it accepts."""

@@ -38,6 +38,10 @@ _STAGE_SECONDS = (
     *(0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05),
     *(0.075, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0),
 )
+_FRESHNESS_SECONDS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0),
+    *(3600.0, 86400.0),
+)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -59,6 +63,13 @@ _RECOMMENDER = [
         "Counter", "answers", "Users that were answered, by the source of their items", ["source"]
     ),
     _Family("Gauge", "size", "Rows of a table, items of the index, version of the store", ["of"]),
+    _Family(
+        "Histogram",
+        "freshness_seconds",
+        "Delay from an event to answers that use it in a history, or by weights trained on it",
+        ["of"],
+        _FRESHNESS_SECONDS,
+    ),
     _Family("Counter", "lost_shards", "Calls for which no replica of a shard answered", ["shard"]),
     _Family(
         "Counter",
@@ -295,6 +306,10 @@ class ServingMetrics:
     def answered(self, source: str, users: int = 1) -> None:
         """Count users that received an answer, by the source of the items in it."""
         self._child("bigdl_recommender_answers", source).inc(users)
+
+    def freshness(self, of: str, seconds: float) -> None:
+        """Record the delay from an event until answers use it; `of` is history or weights."""
+        self._child("bigdl_recommender_freshness_seconds", of).observe(seconds)
 
     def lost(self, shard: str) -> None:
         """Count a call to a shard that no replica of the shard answered."""

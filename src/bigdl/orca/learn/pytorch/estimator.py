@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from bigdl.common.checks import check_choice, check_number, check_positive
@@ -51,6 +52,7 @@ from bigdl.orca.learn.pytorch.parts import (
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts, torch_scores
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.orca.learn.pytorch.virtual import VirtualFitProgram
+from bigdl.orca.learn.streaming import StreamLearner, TrainedBatch, train_stream
 from bigdl.orca.parameter_layer.fit.metrics import draw_phases, phase_summaries
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.engine import Engine
@@ -66,7 +68,13 @@ from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 from bigdl.training.virtual_shards import DEFAULT_SHARDS, check_virtual_shards
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
     from bigdl.llm.tuning import TextEstimator
+
+_STREAM_STATE = "estimator.pt"
 
 __all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]
 
@@ -689,6 +697,72 @@ Ray also RayXShards or a ray.data.Dataset
             self._events.write(cast("dict", train), cast("dict", validation))
         return [epoch_as_returned(entry, reduce_results, profile) for entry in history]
 
+    def fit_stream(
+        self,
+        data: DataFrame,
+        checkpoint_dir: str | os.PathLike,
+        *,
+        batch_size: int = 32,
+        feature_cols: str | Sequence[str] | None = None,
+        label_cols: str | Sequence[str] | None = None,
+        epochs: int = 1,
+        transform: Callable[[pa.Table], object] | None = None,
+        evaluate: bool = True,
+        seed: int | None = None,
+        order_by: Sequence[str] | None = None,
+        trigger_s: float | None = None,
+        available_now: bool = False,
+        on_commit: Callable[[TrainedBatch], object] | None = None,
+        keep: int = 2,
+    ) -> StreamingQuery:
+        """Train on a stream continuously, with each row exactly once, also after restarts.
+
+        Each micro-batch is collected to the driver and trained by :meth:`fit`, on any backend. The
+        state of the Estimator is then written to `checkpoint_dir`. If the program is killed, the
+        same call in a new program continues: a row is neither lost nor used twice.
+
+        Parameters
+        ----------
+        data : pyspark.sql.DataFrame
+            Streaming DataFrame, for example of :func:`bigdl.orca.data.kafka.read_kafka` or of a
+            folder with arriving files.
+        checkpoint_dir : str or path-like
+            Local folder for the state of the query and the model.
+        batch_size, feature_cols, label_cols, epochs, seed
+            See :meth:`fit`.
+        transform : callable, optional
+            Maps the rows of a micro-batch, an Arrow table, to data for :meth:`fit`. Default: a
+            pandas DataFrame.
+        evaluate : bool, default True
+            Whether to evaluate each micro-batch before it is trained on (prequential metrics).
+        order_by, trigger_s, available_now, on_commit, keep
+            See :func:`bigdl.orca.learn.streaming.train_stream`.
+
+        Returns
+        -------
+        pyspark.sql.streaming.StreamingQuery
+            Running query; ``awaitTermination()`` waits for it, ``stop()`` ends it.
+
+        Raises
+        ------
+        UsageError
+            If `data` is not a stream, or the folder cannot be used.
+        """
+        self._require_model()
+        columns = {"feature_cols": feature_cols, "label_cols": label_cols}
+        options = {"epochs": epochs, "batch_size": batch_size, "seed": seed, **columns}
+        learner = _EstimatorLearner(self, options, transform, evaluate)
+        return train_stream(
+            data,
+            learner,
+            checkpoint_dir,
+            order_by=order_by,
+            trigger_s=trigger_s,
+            available_now=available_now,
+            on_commit=on_commit,
+            keep=keep,
+        )
+
     def _check_exact(
         self,
         exact: str | None,
@@ -1301,6 +1375,36 @@ RayXShards or a ray.data.Dataset
         """
         self._shipped_fast = None
         super().shutdown()
+
+
+class _EstimatorLearner(StreamLearner):
+    """Estimator that a stream trains."""
+
+    def __init__(
+        self,
+        estimator: PyTorchEstimator,
+        options: dict[str, Any],
+        transform: Callable[[pa.Table], object] | None,
+        evaluate: bool,
+    ):
+        self._estimator, self._options = estimator, options
+        self._transform, self._evaluate = transform, evaluate
+
+    def update(self, rows: pa.Table) -> dict[str, float]:
+        data = rows.to_pandas() if self._transform is None else self._transform(rows)
+        metrics: dict[str, float] = {}
+        if self._evaluate:
+            names = ("batch_size", "feature_cols", "label_cols")
+            before = self._estimator.evaluate(data, **{name: self._options[name] for name in names})
+            metrics = {name: value for name, value in before.items() if np.isscalar(value)}
+        trained = self._estimator.fit(data, **self._options)[-1]
+        return metrics | {name: value for name, value in trained.items() if np.isscalar(value)}
+
+    def save(self, folder: Path) -> None:
+        self._estimator.save_checkpoint(str(folder / _STREAM_STATE))
+
+    def load(self, folder: Path) -> None:
+        self._estimator.load_checkpoint(str(folder / _STREAM_STATE))
 
 
 def _as_list(values: object) -> list:

@@ -1,0 +1,432 @@
+"""Versions of a sequence model as a folder of full states and deltas, for servers that follow.
+
+Each version is a folder ``<number>-full`` or ``<number>-delta``, which is complete when it exists.
+A delta contains the values that changed since the version before: rows of embedding tables, other
+weights as a whole, new items, and changed rows of the tables of the feature store. A
+:class:`DeltaFollower` applies them in order. If a version is missing, it starts again from the
+newest full state. :meth:`DeltaFolder.rollback` makes followers return to an earlier version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bigdl.common.checks import check_integer
+from bigdl.common.errors import UsageError
+from bigdl.common.platform.files import sync_folder
+
+if TYPE_CHECKING:
+    from bigdl.friesian.models.sequences import SavedSequenceModel
+    from bigdl.friesian.serving.store import FeatureStore
+
+__all__ = ["DeltaFolder", "DeltaFollower", "ModelVersion"]
+
+_NAME = re.compile(r"(\d+)-(full|delta)")
+_MANIFEST, _ARRAYS, _ITEMS, _PIN = "manifest.json", "arrays.npz", "items.parquet", "current.json"
+_ROWS, _VALUES = "::rows", "::values"  # suffixes of the arrays of changed rows
+_SPARSE_SHARE = 0.5  # a table of which more rows changed is written as a whole
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """Version of a model that a server can use.
+
+    Attributes
+    ----------
+    number : int
+    model : SavedSequenceModel
+    newest_event : float or None
+        Time of the newest event that the weights were trained on, in seconds since 1970.
+    tables : dict of str to pyarrow.Table
+        Changed rows of the tables of the feature store since the version applied before.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving.deltas import DeltaFolder, DeltaFollower
+    >>> DeltaFollower(DeltaFolder("deltas")).poll() is None  # no version yet
+    True
+    """
+
+    number: int
+    model: SavedSequenceModel
+    newest_event: float | None = None
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+
+
+class DeltaFolder:
+    """Folder into which a trainer publishes versions of a sequence model.
+
+    Parameters
+    ----------
+    path : str or path-like
+    full_every : int, default 20
+        Number of versions from one full state to the next.
+    keep : int, default 2
+        Number of full states to keep, with the deltas after the oldest of them.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.models.sequences import SavedSequenceModel
+    >>> from bigdl.friesian.sequential import SequenceRecommender
+    >>> from bigdl.friesian.serving.deltas import DeltaFolder, DeltaFollower
+    >>> clicks = pd.DataFrame({"user": [1, 1, 1], "item": [5, 8, 9], "time": [1, 2, 3]})
+    >>> SequenceRecommender("gru4rec", dim=8, epochs=1).fit(clicks).save("model")
+    >>> folder, saved = DeltaFolder("deltas"), SavedSequenceModel.read("model")
+    >>> folder.publish(1, saved, "gru4rec", {"dim": 8}), folder.publish(2, saved)
+    ('1-full', '2-delta')
+    >>> follower = DeltaFollower(folder)
+    >>> follower.poll().number, folder.rollback(), follower.poll().number
+    (2, 1, 1)
+    """
+
+    def __init__(self, path: str | os.PathLike, full_every: int = 20, keep: int = 2):
+        self.path = Path(path)
+        self._full_every = check_integer("full_every", full_every, 1)
+        self._keep = check_integer("keep", keep, 1)
+        self._last: tuple[int, dict[str, np.ndarray], pa.Array] | None = None
+        self._facts: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<DeltaFolder {str(self.path)!r}>"
+
+    def versions(self) -> dict[int, str]:
+        """Return the published versions: number to ``"full"`` or ``"delta"``, oldest first."""
+        if not self.path.is_dir():
+            return {}
+        matches = (_NAME.fullmatch(each.name) for each in self.path.iterdir())
+        return dict(sorted((int(match[1]), match[2]) for match in matches if match))
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        number: int,
+        saved: SavedSequenceModel,
+        name: str | None = None,
+        options: Mapping[str, object] | None = None,
+        *,
+        newest_event: float | None = None,
+        tables: Mapping[str, pa.Table] | None = None,
+    ) -> str:
+        """Publish a version; do nothing if it is published already.
+
+        Parameters
+        ----------
+        number : int
+            Greater than those of the earlier versions.
+        saved : SavedSequenceModel
+        name, options
+            As for ``SavedSequenceModel.write``; needed for the first version of this object.
+        newest_event : float, optional
+            Time of the newest event that the model was trained on.
+        tables : dict of str to pyarrow.Table, optional
+            Changed rows for the feature store.
+
+        Returns
+        -------
+        str
+            Name of the version's folder.
+        """
+        known = self.versions()
+        if number in known:
+            return f"{number}-{known[number]}"
+        if known and number < max(known):
+            raise UsageError(
+                f"The version {number} should be greater than {max(known)}, the newest in "
+                f"{self.path}",
+                code="argument-value",
+                argument="number",
+            )
+        if name is not None:
+            self._facts = {
+                "model": name,
+                "options": {
+                    key: value
+                    for key, value in (options or {}).items()
+                    if isinstance(value, int | float | str) and key != "embedding"
+                },
+            }
+        if not self._facts:
+            raise UsageError(
+                "The first version needs the name of the model, such as 'sasrec', and its options",
+                code="argument-missing",
+                argument="name",
+            )
+        state = {key: value.numpy().copy() for key, value in saved.network.state_dict().items()}
+        fulls = [each for each, form in known.items() if form == "full"]
+        last = self._last
+        since_full = sum(each >= fulls[-1] for each in known) if fulls else 0
+        is_delta = (
+            last is not None
+            and last[0] == max(known, default=-1)
+            and since_full < self._full_every
+            and saved.items[: len(last[2])].equals(last[2])
+        )
+        form = "delta" if is_delta else "full"
+        arrays = _changes(last[1], state) if is_delta and last is not None else state
+        first_new = len(last[2]) if is_delta and last is not None else 0
+        facts = {
+            **self._facts,
+            "number": number,
+            "base": last[0] if is_delta and last is not None else None,
+            "max_len": saved.max_len,
+            "stride": saved.stride,
+            "shapes": {key: list(value.shape) for key, value in state.items()},
+            "newest_event": newest_event,
+            "tables": sorted(tables or {}),
+        }
+        self._write(f"{number}-{form}", facts, arrays, saved.items[first_new:], tables or {})
+        self._last = number, state, saved.items
+        self._remove_old()
+        return f"{number}-{form}"
+
+    def _write(
+        self,
+        name: str,
+        facts: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
+        items: pa.Array,
+        tables: Mapping[str, pa.Table],
+    ) -> None:
+        temporary = self.path / f"new-{name}"
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            np.savez(temporary / _ARRAYS, **arrays)  # type: ignore[arg-type]
+            pq.write_table(pa.table({"item": items}), temporary / _ITEMS)
+            for table, rows in tables.items():
+                pq.write_table(rows, temporary / f"table-{table}.parquet")
+            (temporary / _MANIFEST).write_text(json.dumps(facts), encoding="utf-8")
+            for each in temporary.iterdir():
+                with open(each, "rb+") as file:
+                    os.fsync(file.fileno())
+            os.replace(temporary, self.path / name)
+            sync_folder(self.path)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise UsageError(
+                f"The version cannot be written to {self.path}: {error}",
+                code="path-unusable",
+                path=str(self.path),
+            ) from error
+
+    def _remove_old(self) -> None:
+        known = self.versions()
+        fulls = [each for each, form in known.items() if form == "full"]
+        pinned = self.pinned()
+        if len(fulls) <= self._keep:
+            return
+        first = fulls[-self._keep]
+        if pinned is not None:
+            first = min(first, max([each for each in fulls if each <= pinned], default=first))
+        for number, form in known.items():
+            if number < first:
+                shutil.rmtree(self.path / f"{number}-{form}", ignore_errors=True)
+
+    # -- choosing a version -----------------------------------------------------------------------
+
+    def pinned(self) -> int | None:
+        """Return the version that :meth:`rollback` selected, or None."""
+        try:
+            content = json.loads((self.path / _PIN).read_text(encoding="utf-8"))
+            return int(content["version"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self.path / _PIN} cannot be read: {error}",
+                code="file-damaged",
+                path=str(self.path / _PIN),
+            ) from error
+
+    def rollback(self, number: int | None = None) -> int:
+        """Make all followers use an earlier version, until :meth:`resume`.
+
+        Parameters
+        ----------
+        number : int, optional
+            Default: the version before the current one.
+
+        Returns
+        -------
+        int
+            The version.
+        """
+        known = list(self.versions())
+        if number is None:
+            current = self.pinned()
+            current = max(known, default=0) if current is None else current
+            number = max([each for each in known if each < current], default=-1)
+        if number not in known:
+            raise UsageError(
+                f"{self.path} has no version {number if number >= 0 else 'before this one'}; it "
+                f"has {known[-20:]}",
+                code="argument-value",
+                argument="number",
+                allowed=known,
+            )
+        temporary = self.path / f"{_PIN}.new"
+        temporary.write_text(json.dumps({"version": number}), encoding="utf-8")
+        os.replace(temporary, self.path / _PIN)
+        return number
+
+    def resume(self) -> None:
+        """End a rollback: followers use the newest version again."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / _PIN).unlink()
+
+
+def _changes(old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of a delta."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in new.items():
+        before = old.get(name)
+        if before is None or value.ndim != 2 or before.shape[1:] != value.shape[1:]:
+            if before is None or not np.array_equal(before, value):
+                arrays[name] = value
+            continue
+        kept = min(len(before), len(value))
+        changed = np.ones(len(value), bool)
+        changed[:kept] = (before[:kept] != value[:kept]).any(1)
+        if changed.sum() > _SPARSE_SHARE * len(value):
+            arrays[name] = value
+        elif changed.any() or len(before) != len(value):
+            rows = np.flatnonzero(changed)
+            arrays[name + _ROWS], arrays[name + _VALUES] = rows, value[rows]
+    return arrays
+
+
+class DeltaFollower:
+    """Reader of a DeltaFolder that applies new versions in order.
+
+    Parameters
+    ----------
+    folder : DeltaFolder, str or path-like
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving.deltas import DeltaFollower
+    >>> DeltaFollower("deltas").number  # nothing is applied yet
+    0
+    """
+
+    def __init__(self, folder: DeltaFolder | str | os.PathLike):
+        self._folder = folder if isinstance(folder, DeltaFolder) else DeltaFolder(folder)
+        self.number = 0
+        self._state: dict[str, np.ndarray] = {}
+        self._items: list[pa.Array] = []
+
+    def poll(self) -> ModelVersion | None:
+        """Return the version to use now, or None if it is the last returned one.
+
+        Raises
+        ------
+        UsageError
+            If a file is damaged. The next call tries again.
+        """
+        known = self._folder.versions()
+        pinned = self._folder.pinned()
+        target = max(known, default=0) if pinned is None else pinned
+        if target == self.number or target not in known:
+            return None
+        fulls = [each for each, form in known.items() if form == "full" and each <= target]
+        later = [each for each in known if self.number < each <= target]
+        state, items, at = dict(self._state), list(self._items), self.number
+        is_chain = at > 0 and target > at and (not fulls or fulls[-1] <= at)
+        if not is_chain:
+            if not fulls:
+                return None  # the full state was removed, and a newer one is being written
+            state, items, at = {}, [], 0
+            later = [each for each in known if fulls[-1] <= each <= target]
+        facts: dict[str, Any] = {}
+        tables: dict[str, list[pa.Table]] = {}
+        for number in later:
+            path = self._folder.path / f"{number}-{known[number]}"
+            facts, arrays, new_items, rows = _read(path)
+            if facts["base"] is not None and facts["base"] != at:
+                self.number = 0  # start from the newest full state in the next call
+                return None
+            _apply(state, arrays, facts["shapes"])
+            items.append(new_items)
+            for name, table in rows.items():
+                tables.setdefault(name, []).append(table)
+            at = number
+        model = _model_of(state, items, facts)
+        self.number, self._state, self._items = target, state, items
+        return ModelVersion(
+            target,
+            model,
+            facts["newest_event"],
+            {name: pa.concat_tables(parts) for name, parts in tables.items()},
+        )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], pa.Array, dict[str, Any]]:
+    try:
+        facts = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        with np.load(path / _ARRAYS, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
+        items = pq.read_table(path / _ITEMS)["item"].combine_chunks()
+        tables = {name: pq.read_table(path / f"table-{name}.parquet") for name in facts["tables"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"The version {path} cannot be read: {error}", code="file-damaged", path=str(path)
+        ) from error
+    return facts, arrays, items, tables
+
+
+def _apply(
+    state: dict[str, np.ndarray], arrays: Mapping[str, np.ndarray], shapes: Mapping[str, list[int]]
+) -> None:
+    """Apply the arrays of a version to a state; arrays of the state are replaced, not changed."""
+    for name, value in arrays.items():
+        if name.endswith(_ROWS):
+            name = name.removesuffix(_ROWS)
+            before, changed = state[name], np.zeros(shapes[name], state[name].dtype)
+            changed[: len(before)] = before[: len(changed)]
+            changed[value] = arrays[name + _VALUES]
+            state[name] = changed
+        elif not name.endswith(_VALUES):
+            state[name] = value
+    for name in [each for each in state if each not in shapes]:
+        del state[name]
+
+
+def _model_of(
+    state: Mapping[str, np.ndarray], items: list[pa.Array], facts: Mapping[str, Any]
+) -> SavedSequenceModel:
+    import torch
+
+    from bigdl.friesian.models.sequences.saved import SavedSequenceModel, network_of
+
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in state.items()}
+    network = network_of(facts["model"], facts, tensors)
+    network.load_state_dict(tensors)
+    return SavedSequenceModel(
+        network.eval(), pa.concat_arrays(items), facts["max_len"], facts["stride"]
+    )
+
+
+def apply_tables(store: FeatureStore, version: ModelVersion) -> None:
+    """Write the changed rows of a version to the tables of a feature store, atomically."""
+    if version.tables:
+        store.update(dict(version.tables))
+
+
+def delay_of(version: ModelVersion) -> float | None:
+    """Return the seconds since the newest event that a version was trained on."""
+    return None if version.newest_event is None else max(time.time() - version.newest_event, 0.0)
