@@ -10,10 +10,12 @@ from bigdl.nano.lazy_names import lazy_names
 _MODULES = {
     "Batch": "stages",
     "Candidates": "index",
+    "DriftMonitor": "drift",
     "EmbeddedEvents": "events",
     "EmbeddedStore": "store",
     "Event": "events",
     "EventStore": "events",
+    "FeatureProfile": "drift",
     "FeatureService": "services",
     "FeatureStore": "store",
     "Features": "rows",

@@ -48,6 +48,14 @@ _KEYS: dict[str, dict[str, Any]] = {
         "seen": bool,
         "cache_mb": int,
     },
+    "drift": {
+        "profile": str,
+        "window": int,
+        "every": int,
+        "psi": float,
+        "js": float,
+        "ks": float,
+    },
     "train": {
         "kafka": str,
         "topic": str,
@@ -139,6 +147,7 @@ _PATHS = {
     "history.events",
     "history.model",
     "history.deltas",
+    "drift.profile",
     "train.files",
     "train.model",
     "train.checkpoint",

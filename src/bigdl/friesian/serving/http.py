@@ -6,6 +6,7 @@ request                            answer
 ``POST /recommend``                items of each user in a body ``{"users": [1, 2], "k": 10}``
 ``GET /recommend/1?k=10&canK=50``  the same for one user, as in BigDL 2.x
 ``POST /events``                   appends events to the histories of users
+``GET /drift``                     page of the drift of features
 ``GET /v2/health/live``, ``ready`` status 200, or 503 while the server shuts down
 ``/v2/models/...``                 the Open Inference Protocol, for the models of a service
 ``GET /metrics``                   metrics in Prometheus text format
@@ -119,6 +120,12 @@ class _Routes:
         events = [Event.of(each) for each in content["events"]]
         appending = self._run(request, lambda _: json_answer(asdict(self._append(events))).body)
         return await appending
+
+    async def get_drift(self, request: HttpRequest) -> HttpAnswer:
+        """Answer ``GET /drift``."""
+        assert self._recommender.drift is not None
+        page = self._recommender.drift.page().encode()
+        return HttpAnswer(page, content_type="text/html; charset=utf-8")
 
     def _append(self, events: list[Event]) -> Appended:
         return self._recommender.append(events)
@@ -269,6 +276,8 @@ class HttpServer:
             routes["POST", "/recommend"] = self._routes.post
             routes["GET", "/recommend/{user}"] = self._routes.get
             routes["POST", "/events"] = self._routes.post_events
+            if recommender.drift is not None:
+                routes["GET", "/drift"] = self._routes.get_drift
         app = HttpApp(self._service, routes, {} if recommender is None else PATHS)
         try:
             self._thread = HttpThread(app, security.host, port, security.files(), shares_port)

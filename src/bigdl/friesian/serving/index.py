@@ -32,6 +32,8 @@ from bigdl.friesian.serving.filters import ItemAttributes, ItemFilter
 from bigdl.friesian.serving.rows import Ids, ids_of, table_of
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from bigdl.friesian.serving.rows import TableSource
 
 METRICS = ("inner_product", "cosine", "l2")
@@ -353,7 +355,7 @@ class ItemIndex:
         k: int,
         seen: list[np.ndarray] | None,
         kept: np.ndarray | None,
-    ) -> Sequence[np.ndarray]:
+    ) -> Sequence[np.ndarray] | np.ndarray:
         """Return base positions per user that contain the best accepted items."""
         faiss = require("faiss", "serving")
         faiss.omp_set_num_threads(self._threads)  # applies to the calling thread
@@ -377,7 +379,11 @@ class ItemIndex:
 
     @staticmethod
     def _search_bits(
-        faiss: Any, state: _IndexState, users: np.ndarray, fetch: int, bits: np.ndarray | None
+        faiss: ModuleType,
+        state: _IndexState,
+        users: np.ndarray,
+        fetch: int,
+        bits: np.ndarray | None,
     ) -> np.ndarray:
         if not fetch:
             return np.zeros((len(users), 0), np.int64)

@@ -46,6 +46,7 @@ from bigdl.friesian.serving.clients import (
 )
 from bigdl.friesian.serving.config import SERVICES, Config, read_config
 from bigdl.friesian.serving.deltas import DeltaFollower, apply_tables, delay_of
+from bigdl.friesian.serving.drift import MEASURES, DriftMonitor, FeatureProfile
 from bigdl.friesian.serving.events import DEFAULT_EVENTS, EventStore, open_events
 from bigdl.friesian.serving.http import HttpServer
 from bigdl.friesian.serving.index import ItemIndex
@@ -436,6 +437,24 @@ class Serving:
         """Return the seconds since the newest event that the model was trained on."""
         return float("nan") if self._newest_event is None else time.time() - self._newest_event
 
+    @property
+    def _drift(self) -> DriftMonitor | None:
+        config = self.config
+        if "drift.profile" not in config.values:
+            return None
+        profile = config.checked("drift.profile", FeatureProfile.load, config.get("drift.profile"))
+        limits = config.section("drift")
+        return config.checked(
+            "drift.profile",
+            lambda: DriftMonitor(
+                profile,
+                limits.get("window", 1000),
+                limits.get("every", 10),
+                {name: limits[name] for name in MEASURES if name in limits},
+                self.metrics,
+            ),
+        )
+
     def _attributes_of(self, ids: Callable[[], np.ndarray]) -> StoreAttributes | None:
         config, columns = self.config, self.config.get("recall.attributes")
         if columns is None:
@@ -592,6 +611,7 @@ class Serving:
                     user_memory=config.get("ranking.user_memory_mb", 64) << 20,
                     stages=names,
                     events=self._events,
+                    drift=self._drift,
                     **functions,
                 ),
             )

@@ -19,6 +19,7 @@ import pyarrow as pa
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, hide_frames
 from bigdl.friesian.feature.pipeline import FeaturePipeline
+from bigdl.friesian.serving.drift import DriftMonitor
 from bigdl.friesian.serving.events import Appended, Event, EventStore
 from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.pairs import PairScores
@@ -97,6 +98,8 @@ class Recommender:
         ``"ranking"`` and those that :func:`load_stage` accepts. Default: these three.
     events : EventStore, optional
         Receives the events of the servers' clients. Default: that of a :class:`SequenceRecall`.
+    drift : DriftMonitor, optional
+        Observes the ranker's inputs: of some requests, one random candidate per user.
     split : bool, default True
         Split the ranker: compute its user part once per user and its item part once per item, and
         cache both. It applies to a :class:`ServedModel` or :class:`ServedRanker` in OpenVINO that
@@ -154,6 +157,7 @@ class Recommender:
         user_memory: int = 64 << 20,
         stages: Sequence[Stage | str] | None = None,
         events: EventStore | None = None,
+        drift: DriftMonitor | None = None,
     ):
         self.features, self.recall, self.ranker = features, recall, ranker
         self.events: EventStore | None = events or getattr(recall, "events", None)
@@ -188,6 +192,8 @@ class Recommender:
                     store, columns, tables, errors, pipeline=pipeline, prepare=prepare, pairs=pairs
                 )
                 stage_list.append(self._features)
+                if drift is not None:
+                    stage_list.append(DriftStage(drift, self._features, errors))
             elif each == "ranking":
                 stage_list.append(
                     RankingStage(_required("ranker", ranker), output, errors, self._features)
@@ -196,6 +202,13 @@ class Recommender:
                 stage_list.append(
                     load_stage(each) if isinstance(each, str) else checked_stage(each)
                 )
+        if drift is not None and self._features is None:
+            raise UsageError(
+                "A DriftMonitor needs the stage features, whose columns it observes",
+                code="argument-conflict",
+                argument="drift",
+            )
+        self.drift = drift
         self._runner = StageRunner(
             stage_list,
             errors,
@@ -507,6 +520,34 @@ class FeaturesStage:
                 code="column-missing",
                 columns=missing,
             )
+
+
+class DriftStage:
+    """Stage that shows some of the ranker's inputs to a monitor; it changes no request."""
+
+    name = "drift"
+
+    def __init__(self, monitor: DriftMonitor, features: FeaturesStage, errors: StageErrors):
+        self._monitor, self._features, self._errors = monitor, features, errors
+        self._random = np.random.default_rng()
+
+    def run(self, batch: Batch) -> Batch:
+        if batch.candidates is None or not self._monitor.is_due():
+            return batch
+        try:
+            counts = batch.candidates.counts
+            chosen = (np.cumsum(counts) - counts + self._random.random(len(counts)) * counts)[
+                counts > 0
+            ].astype(np.int64)
+            kept = np.zeros(len(batch.candidates.ids), bool)
+            kept[chosen] = True
+            observed = batch.keep(kept)
+            if batch.pairs is not None:  # the columns were not read
+                observed = self._features.read(replace(observed, pairs=None))
+            self._monitor.observe(observed.columns)
+        except Exception as error:  # monitoring does not fail a request
+            self._errors.replaced(self.name, error)
+        return batch
 
 
 class RankingStage:

@@ -70,6 +70,12 @@ _RECOMMENDER = [
         ["of"],
         _FRESHNESS_SECONDS,
     ),
+    _Family(
+        "Gauge",
+        "drift",
+        "Distance of a feature of requests from the training data; alert is 1 above a threshold",
+        ["column", "measure"],
+    ),
     _Family("Counter", "lost_shards", "Calls for which no replica of a shard answered", ["shard"]),
     _Family(
         "Counter",
@@ -98,6 +104,7 @@ _MODELS = [
 class _Child(Protocol):
     def inc(self, amount: float = 1) -> None: ...
     def dec(self, amount: float = 1) -> None: ...
+    def set(self, value: float) -> None: ...
     def observe(self, amount: float) -> None: ...
     def set_function(self, f: Callable[[], float]) -> None: ...
 
@@ -107,6 +114,7 @@ class _Ignored:
 
     def inc(self, amount: float = 1) -> None: ...
     def dec(self, amount: float = 1) -> None: ...
+    def set(self, value: float) -> None: ...
     def observe(self, amount: float) -> None: ...
     def set_function(self, f: Callable[[], float]) -> None: ...
 
@@ -310,6 +318,10 @@ class ServingMetrics:
     def freshness(self, of: str, seconds: float) -> None:
         """Record the delay from an event until answers use it; `of` is history or weights."""
         self._child("bigdl_recommender_freshness_seconds", of).observe(seconds)
+
+    def drift(self, column: str, measure: str, value: float) -> None:
+        """Set the distance of a feature of requests from the training data."""
+        self._child("bigdl_recommender_drift", column, measure).set(value)
 
     def lost(self, shard: str) -> None:
         """Count a call to a shard that no replica of the shard answered."""

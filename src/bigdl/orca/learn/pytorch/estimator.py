@@ -8,11 +8,10 @@ import importlib
 import logging
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 
 from bigdl.common.checks import check_choice, check_number, check_positive
@@ -1396,15 +1395,20 @@ class _EstimatorLearner(StreamLearner):
         if self._evaluate:
             names = ("batch_size", "feature_cols", "label_cols")
             before = self._estimator.evaluate(data, **{name: self._options[name] for name in names})
-            metrics = {name: value for name, value in before.items() if np.isscalar(value)}
-        trained = self._estimator.fit(data, **self._options)[-1]
-        return metrics | {name: value for name, value in trained.items() if np.isscalar(value)}
+            metrics = _numbers_of(before)
+        return metrics | _numbers_of(self._estimator.fit(data, **self._options)[-1])
 
     def save(self, folder: Path) -> None:
         self._estimator.save_checkpoint(str(folder / _STREAM_STATE))
 
     def load(self, folder: Path) -> None:
         self._estimator.load_checkpoint(str(folder / _STREAM_STATE))
+
+
+def _numbers_of(values: Mapping[str, object]) -> dict[str, float]:
+    """Return the metrics that are numbers."""
+    is_number = {name: isinstance(value, int | float) for name, value in values.items()}
+    return {name: float(values[name]) for name in values if is_number[name]}  # type: ignore[arg-type]
 
 
 def _as_list(values: object) -> list:
