@@ -389,9 +389,9 @@ class DriftMonitor:
         with self._lock:
             now = self._window
             now.rows += rows
-            for name, each in counts.items():
+            for name, added in counts.items():
                 known = now.counts.get(name)
-                now.counts[name] = each if known is None else known + each
+                now.counts[name] = added if known is None else known + added
             if now.rows < self._size:
                 return
             self._window = _Window()

@@ -1395,7 +1395,7 @@ class _EstimatorLearner(StreamLearner):
         if self._evaluate:
             names = ("batch_size", "feature_cols", "label_cols")
             before = self._estimator.evaluate(data, **{name: self._options[name] for name in names})
-            metrics = _numbers_of(before)
+            metrics = _numbers_of(cast("dict[str, object]", before))
         return metrics | _numbers_of(self._estimator.fit(data, **self._options)[-1])
 
     def save(self, folder: Path) -> None:
