@@ -311,7 +311,7 @@ def _plain(column: Column | pa.ChunkedArray) -> pa.Array | None:
 
 
 @dataclass
-class _Window:
+class _RequestWindow:
     """Counts of the requests of a window."""
 
     counts: dict[str, np.ndarray] = field(default_factory=dict)
@@ -363,7 +363,7 @@ class DriftMonitor:
             self._thresholds[name] = check_number(name, value, above=0)
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._window = _Window()
+        self._window = _RequestWindow()
         self._shown: tuple[dict[str, ColumnDrift], dict[str, np.ndarray]] = {}, {}
         self._calls = 0
 
@@ -394,10 +394,10 @@ class DriftMonitor:
                 now.counts[name] = added if known is None else known + added
             if now.rows < self._size:
                 return
-            self._window = _Window()
+            self._window = _RequestWindow()
         self._compare(now)
 
-    def _compare(self, window: _Window) -> None:
+    def _compare(self, window: _RequestWindow) -> None:
         result = {}
         for name, counts in window.counts.items():
             each = self.profile.columns[name]
