@@ -273,7 +273,8 @@ def test_killed_worker_changes_nothing(
     attempts = faults.Attempts(tmp_path / "attempts")
     kill = faults.Kill(tmp_path / "killed", rank, step)
     data = way.data(faults.frame(orca_spark, log))
-    found = faults.fit(est, data, attempts, kill, checkpoint_trigger=trigger)
+    options = {"checkpoint_trigger": trigger, "recovery": "restart"}
+    found = faults.fit(est, data, attempts, kill, **options)
     assert found == undisturbed
     every = 5 if isinstance(trigger, SeveralIteration) else PER_EPOCH
     # the callback comes before the checkpoint of its step
@@ -290,7 +291,8 @@ def test_all_workers_killed_twice_change_nothing(orca_spark, way, undisturbed, t
     attempts = faults.Attempts(tmp_path / "attempts")
     data = way.data(faults.frame(orca_spark, log))
     est = faults.estimator(backend=way.backend)
-    found = faults.fit(est, data, attempts, *kills, checkpoint_trigger=SeveralIteration(4))
+    options = {"checkpoint_trigger": SeveralIteration(4), "recovery": "restart"}
+    found = faults.fit(est, data, attempts, *kills, **options)
     assert found == undisturbed
     # whether the second one lives long enough to be killed too is chance
     assert set(attempts.starts()) == {0, 16}
@@ -312,7 +314,8 @@ def test_lost_spool_is_made_again(orca_spark, way, undisturbed, tmp_path):
     kill = LoseSpoolAndDie(tmp_path / "killed", 1, 20)
     attempts = faults.Attempts(tmp_path / "attempts")
     data = way.data(faults.frame(orca_spark))
-    assert faults.fit(faults.estimator(backend=way.backend), data, attempts, kill) == undisturbed
+    est = faults.estimator(backend=way.backend)
+    assert faults.fit(est, data, attempts, kill, recovery="restart") == undisturbed
     assert attempts.starts() == [0, PER_EPOCH]
     assert faults.spools((tmp_path / "local").resolve()) == []
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -13,6 +14,8 @@ import ray_models
 import torch
 from refusals import refused
 
+from bigdl.orca.engine import LocalEngine
+from bigdl.orca.learn.backends import LocalBackend, register_backend
 from bigdl.orca.learn.optimizers import Adam
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
@@ -176,6 +179,36 @@ def test_replacement_killed_at_its_start_is_replaced(table, undisturbed, tmp_pat
     kill = KillTwice(tmp_path / "killed", 1, 12, times=2)
     assert train(table, kill) == undisturbed
     assert len(kill.marker.read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_loss_of_a_worker_and_its_rows_restarts_the_fit(table, undisturbed, tmp_path):
+    class LoseSpoolAndDie(faults.Kill):
+        def act(self, runner):
+            shutil.rmtree(runner.worker.shard.spool.path)
+            super().act(runner)
+
+    kill = LoseSpoolAndDie(tmp_path / "killed", 1, 13)
+    assert train(table, kill, recovery=None) == undisturbed
+    assert kill.marker.exists()
+
+
+@pytest.mark.slow
+def test_worker_that_hangs_is_replaced_after_the_timeout(table, undisturbed, tmp_path):
+    class ShortTimeout(LocalBackend):
+        def engine(self, min_workers=None, **options):
+            return LocalEngine(timeout=4.0, **options)
+
+    class Hang(faults.Once):
+        def act(self, runner):
+            time.sleep(600)
+
+    register_backend("short-timeout", ShortTimeout)
+    hang = Hang(tmp_path / "hung", 1, 13)
+    started = time.monotonic()
+    assert train(table, hang, backend="short-timeout") == undisturbed
+    assert hang.marker.exists()
+    assert time.monotonic() - started < 200
 
 
 @pytest.mark.slow

@@ -556,6 +556,7 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
         self._recovery: RecoveryMonitor | None = None
         self._start: StartReplacement | None = None
         self._replaced: dict[int, int] = {}  # rank of each replacement, by its task index
+        self._accepted: dict[int, BaseException] = {}  # the latest loss that was accepted
 
     def recover_with(
         self,
@@ -607,6 +608,8 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
             task_index, error = self._running.pop(call), call.exception()
             if error is None:
                 self.outcomes[task_index] = call.result()
+                if self._accepted and call.result()[1] in ("nospool", "peer"):
+                    self.lost.update(self._accepted)  # the rest waits for a group in vain
             elif not isinstance(error, self._death):
                 raise error
             elif self._channel.has("abort"):  # it ended on request
@@ -628,6 +631,7 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
         call, kill = start(task_index, rank, recovery.group + 1)
         following = len(self._kills)
         self._replaced[following], self._running[call] = rank, following
+        self._accepted = {task_index: error}
         self._kills = [*self._kills, kill]
         return True
 

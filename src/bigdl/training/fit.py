@@ -393,7 +393,7 @@ def run_in_workers(call: FitCall) -> Checkpoint:
         )
         return True
 
-    in_place = call.program.settings.recovery == "in_place"
+    in_place = call.program.settings.recovery != "restart"
     replacing: dict[str, Any] = {"on_loss": on_loss} if in_place else {}
     with call.engine.open(call.program, call.feed) as opened:
         while True:

@@ -513,8 +513,9 @@ class RunSettings:
         Identity of the rows as the Feed reports it; checkpoints compare it.
     parameter_layer : bigdl.orca.parameter_layer.fit.loop.ParameterLayerOptions, optional
         Options of the parameter layer, if it runs the fit.
-    recovery : {"restart", "in_place"}
-        What happens after the loss of a worker, see :mod:`bigdl.training.in_place`.
+    recovery : {"restart", "in_place", "auto"}
+        What happens after the loss of a worker, see :mod:`bigdl.training.in_place`; ``"auto"`` is
+        in place if the workers find that possible.
     """
 
     stop_at: StoppingCriterion

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from bigdl.common.checks import check_integer, check_number
@@ -138,6 +138,16 @@ class RayPool:
         for actors in idle.values():
             for actor in actors:
                 kill(actor)
+
+    def prepare(self, nodes: Iterable[str]) -> None:
+        """Start an actor on each node that has no idle one."""
+        for node in set(nodes):
+            with self._lock:
+                has_idle = bool(self._idle.get(node))
+            if not has_idle:
+                actor = self._start(node)
+                with self._lock:
+                    self._idle.setdefault(node, []).append(actor)
 
     def idle_or_new(self, node: str):
         """Return an idle actor of a node, or one that starts."""
@@ -280,6 +290,7 @@ class RayJob(CalledJob):
                 return call.future(), functools.partial(kill, actors[-1][1])
 
             self._replacements = replace
+            self._prepare_replacement = lambda modules: engine.pool.prepare(n for n, _ in actors)
             with WorkerCalls(channel, answers, kills, ray.exceptions.RayActorError) as calls:
                 yield calls
 

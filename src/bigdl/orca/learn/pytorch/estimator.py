@@ -481,7 +481,7 @@ class PyTorchEstimator(TrainingEstimator):
         drop_stragglers: dict | None = None,
         min_workers: int | None = None,
         report: str | os.PathLike | None = None,
-        recovery: str = "restart",
+        recovery: str | None = None,
         **old,
     ) -> list:
         """Train the model; a further call continues the training.
@@ -588,12 +588,13 @@ Ray also RayXShards or a ray.data.Dataset
         report : str or os.PathLike, optional
             HTML file or fsspec URL to write a report of this fit to, see :meth:`report`. It is
             written again after each epoch, and a browser reloads it while the fit runs.
-        recovery : str
-            What happens after the loss of a worker. ``"restart"`` (default): all workers start
-            again from the latest checkpoint. ``"in_place"``: a new process takes its rank and gets
-            its state from the other workers, which keep their processes, models and rows and repeat
-            at most one step. The weights equal those of an undisturbed fit in both cases. The guide
-            "Lost workers" lists where the second way is supported; elsewhere it raises an error.
+        recovery : str, optional
+            What happens after the loss of a worker. ``"in_place"``: a new process takes its rank
+            and gets its state from the other workers, which keep their processes, models and rows
+            and repeat at most one step. ``"restart"``: all workers start again from the latest
+            checkpoint. The weights equal those of an undisturbed fit in both cases. Default: in
+            place where it is supported, see the guide "Lost workers"; an explicit ``"in_place"``
+            raises an error elsewhere.
         **old
             Keywords of BigDL 2.0, such as ``info``.
 
@@ -798,8 +799,11 @@ Ray also RayXShards or a ray.data.Dataset
             )
         return count
 
-    def _recovery(self, recovery: str, engine: Engine) -> str:
-        """Check and return a fit's ``recovery=`` argument."""
+    def _recovery(self, recovery: str | None, engine: Engine) -> str:
+        """Check a fit's ``recovery=`` argument and return the setting of the workers."""
+        can_replace = engine.can_replace and not self._backend.has_parameter_layer
+        if recovery is None:
+            return "auto" if can_replace else "restart"
         if recovery not in RECOVERIES:
             raise UsageError(
                 f'recovery should be "in_place" or "restart", got {recovery!r}',
@@ -807,7 +811,6 @@ Ray also RayXShards or a ray.data.Dataset
                 argument="recovery",
                 allowed=list(RECOVERIES),
             )
-        can_replace = engine.can_replace and not self._backend.has_parameter_layer
         if recovery == "in_place" and not can_replace:
             raise UsageError(
                 'recovery="in_place" is not supported with '

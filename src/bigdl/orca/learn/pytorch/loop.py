@@ -1016,8 +1016,7 @@ class TorchFit:
         records = {} if summary is None else {"summary.pt": summary}
         hooks = TorchHooks(context, runner, built, records, forward_pass.module)
         self.step = self.step_class(context, runner, built, forward_pass, rows, hooks, summary)
-        if settings.recovery == "in_place":
-            self._check_recovery(context)
+        if self._recovers_in_place(context):
             self.step.use_guard(StepGuard(sync, state, self.step))
         checkpointer = WorkerCheckpointer(context, hooks, self.step, writer)
         checkpointer.restore()
@@ -1027,8 +1026,10 @@ class TorchFit:
             runner.val_loader = WorkerBatches(rows.validation, local)
         self.epochs = EpochRunner(context, Triggers(context), hooks, self.step, checkpointer)
 
-    def _check_recovery(self, context: FitContext) -> None:
-        """Raise an error if lost workers cannot be replaced in place."""
+    def _recovers_in_place(self, context: FitContext) -> bool:
+        """Return True if lost workers are replaced; raise an error if they cannot but must be."""
+        if context.settings.recovery == "restart":
+            return False
         built, runner, settings = self.built, self.runner, context.settings
         buffers = sum(buffer.numel() for buffer in built.model.buffers())
         reasons = {
@@ -1047,13 +1048,14 @@ class TorchFit:
             ),
         }
         reason = next((reason for reason, applies in reasons.items() if applies), "")
-        if reason:
+        if reason and context.settings.recovery == "in_place":
             raise UsageError(
                 f'recovery="in_place" is not possible, since {reason}; remove recovery, so that a '
                 "lost worker restarts the fit from the latest checkpoint",
                 code="argument-conflict",
                 argument="recovery",
             )
+        return not reason
 
     def _check(self, context: FitContext, built: BuiltParts) -> None:
         """Raise an error for unsupported settings; called once the device is known."""
