@@ -222,16 +222,17 @@ def test_killed_actor_is_replaced_on_ray(table, tmp_path):
 
 
 @pytest.mark.slow
-def test_chaos_reports_what_it_did_and_the_result_is_the_same(table, undisturbed, tmp_path):
+@pytest.mark.parametrize("action", ["kill", "cut_off"])
+def test_chaos_reports_what_it_did_and_the_result_is_the_same(table, undisturbed, action):
     class Slower(Callback):
         def after_train_iter(self, runner):
             time.sleep(0.15)
 
-    with Chaos(every=1.0, actions=["kill"], most=2, seed=2) as chaos:
+    with Chaos(every=1.0, actions=[action], most=2, seed=2) as chaos:
         assert train(table, Slower()) == undisturbed
     report = chaos.report
     assert 1 <= len(report.events) <= 2
-    assert all(event["action"] == "kill" and event["stall_s"] > 0 for event in report.events)
+    assert all(event["action"] == action and event["stall_s"] > 0 for event in report.events)
     assert 0 < report.goodput <= 1.1
 
 

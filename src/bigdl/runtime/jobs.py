@@ -30,7 +30,7 @@ from bigdl.common.timeouts import (
 )
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import AttemptChannel, Channel, QueueReader
-from bigdl.runtime.engine import Engine, user_import_path
+from bigdl.runtime.engine import Engine, PeerLost, user_import_path
 from bigdl.runtime.recovery import RecoveryMonitor
 from bigdl.runtime.serialization import pickled_by_value
 from bigdl.runtime.shards.feed import Feed, InputPlan
@@ -264,6 +264,9 @@ PROCESS_ENDED = (
     "their Python processes ended unexpectedly",
 )
 """Reason for the loss of one worker, and of several workers."""
+
+
+DISCONNECTED = "its connections were lost", "their connections were lost"
 
 
 class Job(contextlib.AbstractContextManager[Any, None]):
@@ -557,6 +560,7 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
         self._start: StartReplacement | None = None
         self._replaced: dict[int, int] = {}  # rank of each replacement, by its task index
         self._accepted: dict[int, BaseException] = {}  # the latest loss that was accepted
+        self._accepted_in: int | None = None  # and the number of its group
 
     def recover_with(
         self,
@@ -607,9 +611,7 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
         for call in wait(self._running, DRIVER_LOOK_S, FIRST_COMPLETED).done:
             task_index, error = self._running.pop(call), call.exception()
             if error is None:
-                self.outcomes[task_index] = call.result()
-                if self._accepted and call.result()[1] in ("nospool", "peer"):
-                    self.lost.update(self._accepted)  # the rest waits for a group in vain
+                self._take_outcome(task_index, call.result())
             elif not isinstance(error, self._death):
                 raise error
             elif self._channel.has("abort"):  # it ended on request
@@ -617,7 +619,20 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
             elif not self._replace(task_index, error):
                 self.lost[task_index] = error
 
-    def _replace(self, task_index: int, error: BaseException) -> bool:
+    def _take_outcome(self, task_index: int, outcome: tuple[int, str, str]) -> None:
+        _, kind, detail = outcome
+        is_recovering = self._recovery is not None and self._recovery.group == self._accepted_in
+        if kind == "peer" and not is_recovering:
+            # no other worker has failed: it has lost its connections
+            if self._replace(task_index, PeerLost(detail), DISCONNECTED):
+                return
+        elif kind in ("nospool", "peer") and is_recovering:
+            self.lost.update(self._accepted)  # the rest waits for a group in vain
+        self.outcomes[task_index] = outcome
+
+    def _replace(
+        self, task_index: int, error: BaseException, reason: tuple[str, str] = PROCESS_ENDED
+    ) -> bool:
         """Start a replacement of a lost worker; return False if the attempt must end."""
         recovery, start = self._recovery, self._start
         if recovery is None or start is None or self.lost or self._has_failure():
@@ -625,13 +640,13 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
         if not self._is_replaceable(error):
             return False
         rank = self._rank_of(task_index)
-        lost = worker_lost(workers_at(self._channel, [task_index]), *PROCESS_ENDED)
+        lost = worker_lost(workers_at(self._channel, [task_index]), *reason)
         if rank is None or not recovery.accept(rank, lost):
             return False
         call, kill = start(task_index, rank, recovery.group + 1)
         following = len(self._kills)
         self._replaced[following], self._running[call] = rank, following
-        self._accepted = {task_index: error}
+        self._accepted, self._accepted_in = {task_index: error}, recovery.group
         self._kills = [*self._kills, kill]
         return True
 

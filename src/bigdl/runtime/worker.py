@@ -330,7 +330,7 @@ class HeartbeatThread(threading.Thread):
 
 
 def disturb(order: dict[str, Any]) -> None:
-    """Kill, pause or slow down this process, as :mod:`bigdl.testing.chaos` requests.
+    """Kill, cut off, pause or slow down this process, as :mod:`bigdl.testing.chaos` requests.
 
     Parameters
     ----------
@@ -341,6 +341,9 @@ def disturb(order: dict[str, Any]) -> None:
 
     if order["action"] == "kill":
         kill_self()
+    if order["action"] == "cut_off":
+        _close_connections()
+        return
     # another process must resume this one
     seconds = float(order["seconds"])
     stopped, pulses = seconds, 1
@@ -348,6 +351,17 @@ def disturb(order: dict[str, Any]) -> None:
         stopped, pulses = PULSE_S, max(1, round(seconds / (2 * PULSE_S)))
     numbers = [str(each) for each in (os.getpid(), pulses, stopped, PULSE_S)]
     subprocess.Popen([sys.executable, "-P", "-c", _PULSES, *numbers])
+
+
+def _close_connections() -> None:
+    """Shut down all network connections of this process; those of local pipes stay."""
+    import socket
+
+    import psutil
+
+    for connection in psutil.Process().net_connections("inet"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as cut:
+            cut.shutdown(socket.SHUT_RDWR)
 
 
 _PULSES = """\

@@ -1,4 +1,4 @@
-"""Disturbed fits: kill, pause or slow down workers at random, and measure the goodput."""
+"""Disturbed fits: kill, cut off, pause or slow down workers at random, and measure the goodput."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bigdl.runtime.jobs import active_attempts, running_workers
 
 __all__ = ["Chaos", "ChaosReport"]
 
-ACTIONS = ("kill", "pause", "slow")
+ACTIONS = ("kill", "cut_off", "pause", "slow")
 
 
 @dataclass
@@ -69,9 +69,10 @@ class Chaos:
     ----------
     every : float
         Mean seconds between two disturbances; the first one comes after this time.
-    actions : sequence of {"kill", "pause", "slow"}
-        A killed worker ends at once. A paused one stops for `seconds`. A slow one runs half of the
-        time for `seconds`.
+    actions : sequence of {"kill", "cut_off", "pause", "slow"}
+        A killed worker ends at once. One that is cut off loses all its network connections, also
+        that to the driver, as if its machine's network resets them; it ends when it notices. A
+        paused one stops for `seconds`. A slow one runs half of the time for `seconds`.
     seconds : float
         Duration of a pause or of a slow phase.
     most : int, optional
