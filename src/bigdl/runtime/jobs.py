@@ -620,13 +620,13 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
                 self.lost[task_index] = error
 
     def _take_outcome(self, task_index: int, outcome: tuple[int, str, str]) -> None:
-        _, kind, detail = outcome
+        _, name, detail = outcome
         is_recovering = self._recovery is not None and self._recovery.group == self._accepted_in
-        if kind == "peer" and not is_recovering:
+        if name == "peer" and not is_recovering:
             # no other worker has failed: it has lost its connections
             if self._replace(task_index, PeerLost(detail), DISCONNECTED):
                 return
-        elif kind in ("nospool", "peer") and is_recovering:
+        elif name in ("nospool", "peer") and is_recovering:
             self.lost.update(self._accepted)  # the rest waits for a group in vain
         self.outcomes[task_index] = outcome
 
