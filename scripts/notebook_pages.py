@@ -27,22 +27,32 @@ NOISE = re.compile(
     r"^(WARNING|Using Spark's|Setting default log|To adjust logging|\d\d/\d\d/\d\d ).*\n?", re.M
 )
 
+WIDE = 110
+"""Characters of a line that fits on a usual screen."""
+
 
 def code_of(page: str) -> list[str]:
     """Return the code cells of a page."""
     return re.findall(r"^```\{code-block\} python\n(.*?)\n```$", page, re.DOTALL | re.MULTILINE)
 
 
+def listing(text: str) -> str:
+    """Return a listing of a text; wide ones have a smaller font."""
+    if max(map(len, text.splitlines())) <= WIDE:
+        return f"```text\n{text}\n```"
+    return f"```{{code-block}} text\n:class: wide\n\n{text}\n```"
+
+
 def output_text(data: Mapping[str, str], name: str, folder: Path) -> str:
     """Return the Markdown of an output; write a picture to a file."""
-    if "text/html" in data:
+    if "text/html" in data and not data["text/html"].startswith("<pre"):  # rich has fixed colours
         return f'```{{raw}} html\n<div class="output">\n{data["text/html"]}\n</div>\n```'
     if "image/svg+xml" in data:
         return f'```{{raw}} html\n<div class="output">\n{data["image/svg+xml"]}\n</div>\n```'
     if "image/png" in data:
         (folder / f"{name}.png").write_bytes(base64.b64decode(data["image/png"]))
         return f"![Output of the cell]({name}.png)"
-    return f"```text\n{data['text/plain'].rstrip()}\n```"
+    return listing(data["text/plain"].rstrip())
 
 
 def page_of(notebook: Mapping[str, object], path: str, name: str, folder: Path) -> str:
@@ -64,7 +74,7 @@ def page_of(notebook: Mapping[str, object], path: str, name: str, folder: Path) 
             elif is_shown(output):
                 shown.append(output_text(output["data"], f"{name}-{number}-{index}", folder))
         if text := NOISE.sub("", printed).strip("\n"):
-            parts.append(f"```text\n{text}\n```")
+            parts.append(listing(text))
         parts += shown
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 

@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("address", help="https address without .git; empty for none")
     address = parser.parse_args().address.rstrip("/").removesuffix(".git")
-    if address and not re.fullmatch(r"(https|file)://[^\s\"]+", address):
+    if address and not re.fullmatch(r"https?://[^\s\"]+", address):
         raise SystemExit(f"expected an address like https://github.com/owner/name, got {address!r}")
     set_repository(ROOT, address)
 

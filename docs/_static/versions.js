@@ -2,8 +2,8 @@
 document.addEventListener("DOMContentLoaded", async () => {
   const box = document.getElementById("versions");
   const root = new URL(document.documentElement.dataset.content_root || ".", location.href);
-  if (!box || !root.protocol.startsWith("http")) return;
   const here = root.pathname.replace(/\/$/, "").split("/").pop();
+  if (!box || !root.protocol.startsWith("http") || !/^\d+\.\d/.test(here)) return;
   let versions;
   try {
     const answer = await fetch(new URL("../versions.json", root));
