@@ -57,6 +57,10 @@ class TextTokenizer:
         prepared = [self._prepared(text) for text in texts]
         return self._tokenizer.encode_batch_fast(prepared)
 
+    def count(self, texts: Sequence[Text]) -> int:
+        """Return the number of tokens of texts, truncated to the limit of the model."""
+        return sum(len(each.ids) for each in self.encode(texts))
+
     def _prepared(self, text: Text) -> Text:
         if isinstance(text, tuple):
             return text
@@ -110,6 +114,11 @@ class TextEncoder:
     facts : dict
     threads : int
         Threads, each of which runs a batch by itself.
+
+    Attributes
+    ----------
+    dimension : int
+        Length of a vector, or number of logits.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any], threads: int):
@@ -117,7 +126,7 @@ class TextEncoder:
 
         self.tokenizer = TextTokenizer(folder, facts)
         self._names = list(facts["inputs"])
-        self._dimension = int(facts["dimension"])
+        self.dimension = int(facts["dimension"])
         config = {
             "INFERENCE_PRECISION_HINT": "f32",  # bf16 is slower without AMX, and not exact
             "INFERENCE_NUM_THREADS": threads,
@@ -146,7 +155,7 @@ class TextEncoder:
         truncate : bool
             Truncate texts that are longer than the model's limit; otherwise that is their error.
         """
-        outputs = np.zeros((len(texts), self._dimension), np.float32)
+        outputs = np.zeros((len(texts), self.dimension), np.float32)
         errors: list[str | None] = [None] * len(texts)
         encodings = self.tokenizer.encode(texts, truncate=truncate)
         lengths = [len(each.ids) for each in encodings]

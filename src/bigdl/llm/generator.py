@@ -11,17 +11,130 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bigdl.common.cpu import isa_flags
-from bigdl.common.errors import LazyModule, one_line
+from bigdl.common.errors import LazyModule, UsageError, one_line
 
 if TYPE_CHECKING:
+    import openvino as ov
     import openvino_genai as og
 else:
+    ov = LazyModule("openvino", "llm")
     og = LazyModule("openvino_genai", "llm")
 
 logger = logging.getLogger("bigdl.llm")
 
 _ACTIVE = 64  # requests that share a step
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """New text of a stream.
+
+    Attributes
+    ----------
+    text : str
+    tokens : int
+        Number of new tokens; their text may come with a later part.
+    log_probs : list of (str, float)
+        Text and log probability of each new token, if requested.
+    finish : {"stop", "length", "error", "invalid"} or None
+        Reason of the end, in the last part; ``"invalid"`` if the options are not valid.
+    error : str
+        Reason of an error, as a phrase.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    log_probs: Sequence[tuple[str, float]] = ()
+    finish: str | None = None
+    error: str = ""
+
+
+class StreamedText:
+    """Text of a growing list of tokens: only what later tokens cannot change, up to a stop string.
+
+    Parameters
+    ----------
+    decode : callable
+        Function of a list of token ids that returns their text.
+    stop : sequence of str
+        Strings that end the text; they are not part of it.
+
+    Attributes
+    ----------
+    stopped : bool
+        True after a stop string.
+
+    Examples
+    --------
+    >>> from bigdl.llm.generator import StreamedText
+    >>> text = StreamedText(lambda ids: "".join(map(chr, ids)), ["cd"])
+    >>> [text.add([ord(letter)]) for letter in "abcxcd"], text.stopped
+    (['a', 'b', '', 'cx', '', ''], True)
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()):
+        self._decode, self._stop = decode, [each for each in stop if each]
+        self._ids: list[int] = []
+        self._known = 0  # ids whose text has been taken
+        self._start = 0  # id from which text is decoded, for spaces between tokens
+        self._held = ""  # text that may be the beginning of a stop string
+        self.stopped = False
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens."""
+        return self._ids
+
+    def add(self, ids: Sequence[int], last: bool = False) -> str:
+        """Add tokens, and return the new text.
+
+        Parameters
+        ----------
+        ids : sequence of int
+        last : bool
+            True if no token follows, so that all text is returned.
+        """
+        self._ids += ids
+        if self.stopped:
+            return ""
+        before = self._decode(self._ids[self._start : self._known])
+        text = self._decode(self._ids[self._start :])
+        if last or not text.endswith("\ufffd"):  # the beginning of a character
+            self._start, self._known = self._known, len(self._ids)
+            self._held += text[len(before) :]
+        found_at = [at for each in self._stop if (at := self._held.find(each)) >= 0]
+        if found_at:
+            self.stopped = True
+            return self._held[: min(found_at)]
+        kept = 0 if last else self._beginning()
+        new, self._held = self._held[: len(self._held) - kept], self._held[-kept:] if kept else ""
+        return new
+
+    def _beginning(self) -> int:
+        """Return the length of the longest end of the text that begins a stop string."""
+        longest = max((len(each) for each in self._stop), default=0) - 1
+        sizes = range(min(longest, len(self._held)), 0, -1)
+        fits = (n for n in sizes if any(each.startswith(self._held[-n:]) for each in self._stop))
+        return next(fits, 0)
+
+
+@dataclass(eq=False)
+class _Stream:
+    """The consumer of a request whose text is delivered in parts."""
+
+    text: StreamedText
+    arrived: Callable[[TextPart], None]
+    log_probs: bool
+    closed: bool = False
+
+    def deliver(self, part: TextPart) -> None:
+        """Deliver a part, unless the stream was closed; the last part closes it."""
+        if not self.closed:
+            self.closed = part.finish is not None
+            self.arrived(part)
 
 
 @dataclass(eq=False)
@@ -34,6 +147,36 @@ class _PromptRequest:
     deliver: Callable[..., None]
     handle: Any = None
     failures: int = 0
+    stream: _Stream | None = None
+    resumed_at: int = 0
+
+    @property
+    def has_grammar(self) -> bool:
+        """True if a schema or a regular expression constrains the answer."""
+        return self.config.structured_output_config is not None
+
+    @property
+    def has_started(self) -> bool:
+        """True if a part of the answer was delivered."""
+        return self.stream is not None and bool(self.stream.text.ids)
+
+    def resumed(self) -> _PromptRequest:
+        """Return this request, which continues after the tokens that were delivered."""
+        if self.has_started:
+            assert self.stream is not None
+            ids = self.stream.text.ids
+            new = np.array(ids[self.resumed_at :], np.int64)[None]
+            self.tokens = ov.Tensor(np.concatenate([self.tokens.data, new], 1))
+            self.config.max_new_tokens -= len(ids) - self.resumed_at
+            self.resumed_at = len(ids)
+        return self
+
+    def fail(self, reason: str, finish: str = "error") -> None:
+        """Deliver an error."""
+        if self.stream is not None:
+            self.stream.deliver(TextPart(finish=finish, error=reason))
+        else:
+            self.deliver([self.row], [None], [reason])
 
 
 @dataclass
@@ -74,8 +217,86 @@ class Generator:
         self._queue: deque[_PromptRequest] = deque()
         self._active: dict[int, _PromptRequest] = {}
         self._suspects: deque[_PromptRequest] = deque()
+        self._tried_alone: set[_PromptRequest] = set()
         self._number = 0
-        threading.Thread(target=self._loop, name="bigdl-generator", daemon=True).start()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="bigdl-generator", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Number of prompts that wait for a free sequence of the pipeline."""
+        return len(self._queue)
+
+    @property
+    def cache_usage(self) -> float:
+        """Share of the key-value cache that is in use, between 0 and 1."""
+        return float(self._pipeline.get_metrics().cache_usage) / 100
+
+    def count_tokens(self, text: str) -> int:
+        """Return the number of tokens of a text without special tokens."""
+        return int(self._tokenizer.encode(text, add_special_tokens=False).input_ids.shape[1])
+
+    def close(self) -> None:
+        """End the thread; streams in progress get an error."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def stream(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        arrived: Callable[[TextPart], None],
+    ) -> tuple[int, Callable[[], None]]:
+        """Start to generate; return the number of the prompt's tokens and a function that cancels.
+
+        Parameters
+        ----------
+        prompt : str or sequence of dict
+            Text that is continued as it is, or the messages of a chat.
+        options : mapping
+            ``max_new_tokens``, and optionally ``fits`` (generate fewer if the model's limit is
+            lower), ``temperature``, ``top_p``, ``top_k``, ``seed``,
+            ``frequency_penalty``, ``presence_penalty``, ``stop``, ``log_probs``, ``json_schema``
+            and ``regex``.
+        arrived : callable
+            Receives each :class:`TextPart`, in the thread of the pipeline.
+
+        Raises
+        ------
+        UsageError
+            If the prompt and the new tokens are more than the model's limit.
+        """
+        try:
+            request = self._request(0, prompt, options, _nobody)
+        except _RowError as error:
+            sentence = str(error)
+            raise UsageError(sentence[0].upper() + sentence[1:], code="request-limit") from None
+        request.config.stop_strings = set()  # StreamedText stops
+        log_probs = bool(options.get("log_probs"))
+        request.config.logprobs = int(log_probs)
+        text = StreamedText(self._decoded, options.get("stop") or ())
+        stream = request.stream = _Stream(text, arrived, log_probs)
+        with self._changed:
+            if self._closed:
+                request.fail("the model was unloaded")
+            self._queue.append(request)
+            self._changed.notify_all()
+
+        def cancel() -> None:
+            with self._changed:
+                stream.closed = True
+                if request in self._queue:
+                    self._queue.remove(request)
+                elif request.handle is not None:
+                    request.handle.cancel()
+
+        return int(request.tokens.shape[1]), cancel
+
+    def _decoded(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids)) if ids else ""
 
     def _load(self) -> og.ContinuousBatchingPipeline:
         properties: dict[str, Any] = {
@@ -122,29 +343,41 @@ class Generator:
                     each.deliver = _nobody
 
     def _request(
-        self, row: int, text: str, options: Mapping[str, Any], deliver: Callable[..., None]
+        self,
+        row: int,
+        prompt: str | Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        deliver: Callable[..., None],
     ) -> _PromptRequest:
         chat = options.get("chat", True) and bool(self._tokenizer.chat_template)
+        messages = _messages(prompt, options) if isinstance(prompt, str) else list(prompt)
         if chat:
-            text = self._tokenizer.apply_chat_template(_messages(text, options), True)
+            text = self._tokenizer.apply_chat_template(messages, True)
+        elif isinstance(prompt, str):
+            text = _plain(prompt, options)
         else:
-            text = _plain(text, options)
+            text = "\n\n".join(str(each["content"]) for each in messages)
         tokens = self._tokenizer.encode(text, add_special_tokens=not chat).input_ids
         count, new = int(tokens.shape[1]), int(options["max_new_tokens"])
+        if options.get("fits"):
+            new = max(1, min(new, self._limit - count))
         if count + new > self._limit:
             raise _RowError(
                 f"the prompt has {count} tokens and max_new_tokens is {new}, together more than "
                 f"the model's {self._limit}"
             )
-        return _PromptRequest(row, tokens, _config(options, text), deliver)
+        config = _config({**options, "max_new_tokens": new}, text)
+        return _PromptRequest(row, tokens, config, deliver)
 
     # -- the thread --------------------------------------------------------------------------------
 
     def _loop(self) -> None:
         while True:
             with self._changed:
-                while not (self._queue or self._active or self._suspects):
+                while not (self._queue or self._active or self._suspects or self._closed):
                     self._changed.wait()
+                if self._closed:
+                    break
                 self._fill()
             try:
                 self._pipeline.step()
@@ -152,12 +385,16 @@ class Generator:
                 self._recover(error)
                 continue
             self._deliver_finished()
+        for each in (*self._active.values(), *self._queue, *self._suspects):
+            each.fail("the model was unloaded")
 
     def _fill(self) -> None:
         """Add requests to the pipeline; a suspect runs alone."""
         if self._suspects:
             if not self._active:
-                self._add(self._suspects.popleft())
+                suspect = self._suspects.popleft()
+                self._tried_alone = {suspect}
+                self._add(suspect)
             return
         while self._queue and len(self._active) < _ACTIVE:
             self._add(self._queue.popleft())
@@ -169,22 +406,52 @@ class Generator:
                 self._number, request.tokens, request.config
             )
         except Exception as error:
-            request.deliver([request.row], [None], [one_line(error)])
+            request.fail(one_line(error), "invalid")
             return
         self._active[self._number] = request
 
     def _deliver_finished(self) -> None:
         finished: dict[Callable[..., None], list[tuple[int, Any, str | None]]] = {}
         for number, request in list(self._active.items()):
-            if request.handle.get_status() == og.GenerationStatus.RUNNING:
+            running = request.handle.get_status() == og.GenerationStatus.RUNNING
+            if request.stream is not None:
+                self._deliver_part(request, request.stream)
+            if running:
                 continue
             with self._changed:
                 del self._active[number]
+            if request.stream is not None:
+                request.fail("the generation ended early")  # unless its last part was delivered
+                continue
             value, error = self._completion(request)
             finished.setdefault(request.deliver, []).append((request.row, value, error))
         for deliver, parts in finished.items():
             rows, values, errors = zip(*parts, strict=True)
             deliver(list(rows), list(values), list(errors))
+
+    def _deliver_part(self, request: _PromptRequest, stream: _Stream) -> None:
+        """Deliver the new tokens of a stream."""
+        ids: list[int] = []
+        values: list[float] = []
+        finish = None
+        while not stream.closed and request.handle.can_read():
+            for output in request.handle.read().values():
+                ids += output.generated_ids
+                values += output.generated_log_probs or ()
+                if output.finish_reason == og.GenerationFinishReason.STOP:
+                    finish = "stop"
+                elif output.finish_reason == og.GenerationFinishReason.LENGTH:
+                    finish = "length"
+        if stream.closed or not (ids or finish):
+            return
+        text = stream.text.add(ids, finish is not None)
+        if stream.text.stopped:
+            finish = "stop"
+            request.handle.cancel()
+        pairs = []
+        if stream.log_probs:
+            pairs = [(self._decoded([i]), float(v)) for i, v in zip(ids, values, strict=False)]
+        stream.deliver(TextPart(text, len(ids), pairs, finish))
 
     def _completion(self, request: _PromptRequest) -> tuple[Completion | None, str | None]:
         status = request.handle.get_status()
@@ -202,12 +469,20 @@ class Generator:
         with self._changed:
             failed, self._active = list(self._active.values()), {}
             self._pipeline = self._load()
+        # A grammar is compiled in the first step of its request, which fails if it is not valid.
+        grammars = [each for each in failed if each.has_grammar and not each.has_started]
         for request in failed:
             request.failures += 1
-            if request.failures > 1:
-                request.deliver([request.row], [None], [one_line(error)])
+            if request in grammars and len(grammars) == 1:
+                request.fail(one_line(error), "invalid")
+            elif request.failures > 1 and request in self._tried_alone:
+                request.fail(one_line(error))
+            elif request.has_started and request.has_grammar:
+                request.fail("the engine failed, and the state of the grammar is lost")
+            elif grammars and request not in grammars:
+                self._queue.appendleft(request.resumed())
             else:
-                self._suspects.append(request)
+                self._suspects.append(request.resumed())
 
 
 class _RowError(Exception):
@@ -247,6 +522,10 @@ def _config(options: Mapping[str, Any], text: str) -> og.GenerationConfig:
         # Of the text, so that a repeated row gets the same answer.
         content = hashlib.blake2b(text.encode(), digest_size=4).digest()
         config.rng_seed = int.from_bytes(content, "little") ^ int(options.get("seed") or 0)
+        config.top_k = int(options.get("top_k") or config.top_k)
+    for name in ("frequency_penalty", "presence_penalty", "repetition_penalty"):
+        if options.get(name):
+            setattr(config, name, float(options[name]))
     if options.get("stop"):
         config.stop_strings = set(options["stop"])
     grammar = og.StructuredOutputConfig()

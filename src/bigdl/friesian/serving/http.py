@@ -37,7 +37,8 @@ from bigdl.friesian.serving.services import Limits
 from bigdl.friesian.serving.stages import Recommendation
 from bigdl.nano.serving.access import Security
 from bigdl.nano.serving.batching import ClosedError, OverloadError
-from bigdl.nano.serving.http_app import HttpAnswer, HttpApp, HttpRequest, json_answer
+from bigdl.nano.serving.http_app import HttpApp
+from bigdl.nano.serving.http_messages import HttpAnswer, HttpRequest, json_answer
 from bigdl.nano.serving.http_thread import HttpThread
 from bigdl.nano.serving.limits import ServingLimits
 from bigdl.nano.serving.metrics import ServingMetrics

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from bigdl.nano.serving.batching import OverloadError as OverloadError
     from bigdl.nano.serving.client import Client as Client
     from bigdl.nano.serving.client import ServerError as ServerError
-    from bigdl.nano.serving.http_app import HttpAnswer as HttpAnswer
-    from bigdl.nano.serving.http_app import HttpRequest as HttpRequest
+    from bigdl.nano.serving.http_messages import HttpAnswer as HttpAnswer
+    from bigdl.nano.serving.http_messages import HttpRequest as HttpRequest
     from bigdl.nano.serving.limits import ServingLimits as ServingLimits
     from bigdl.nano.serving.model import ServedModel as ServedModel
     from bigdl.nano.serving.repository import ModelRepository as ModelRepository
@@ -27,8 +27,8 @@ _HOMES = {
     "Client": "bigdl.nano.serving.client",
     "ClosedError": "bigdl.nano.serving.batching",
     "DeadlineError": "bigdl.nano.serving.batching",
-    "HttpAnswer": "bigdl.nano.serving.http_app",
-    "HttpRequest": "bigdl.nano.serving.http_app",
+    "HttpAnswer": "bigdl.nano.serving.http_messages",
+    "HttpRequest": "bigdl.nano.serving.http_messages",
     "ModelRepository": "bigdl.nano.serving.repository",
     "ModelServer": "bigdl.nano.serving.server",
     "OverloadError": "bigdl.nano.serving.batching",

@@ -9,7 +9,6 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +19,14 @@ from bigdl.nano.serving import open_inference as protocol
 from bigdl.nano.serving.access import ADMIN, INFER, METRICS, only_authorization
 from bigdl.nano.serving.batching import OverloadError
 from bigdl.nano.serving.future_awaiter import FutureAwaiter, late
+from bigdl.nano.serving.http_messages import (
+    Handler,
+    HttpAnswer,
+    HttpRequest,
+    Receive,
+    json_answer,
+)
+from bigdl.nano.serving.openai_api import OpenAIApi, error_content
 from bigdl.nano.serving.openapi import openapi, page
 from bigdl.nano.serving.service import InferenceService
 from bigdl.nano.serving.signature import Signature
@@ -30,9 +37,7 @@ __all__ = ["HttpAnswer", "HttpApp", "HttpRequest"]
 orjson = LazyModule("orjson", "serving")
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-_JSON = "application/json"
 
 _SMALL = 32 << 10  # bytes; smaller bodies are decoded and encoded in the event loop
 _THREADS = 2  # for larger bodies; each body in a thread takes memory
@@ -42,87 +47,6 @@ _ANY_RATIO = 256 << 10  # bytes up to which any compression ratio is accepted
 _MOST_COMMAND = 1 << 20  # bytes of a request that changes or lists models
 _HEADERS = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}  # of error responses
 _LONGEST_SENTENCE = 2000  # characters of an error text; it may repeat long names from clients
-
-
-@dataclass(frozen=True)
-class HttpRequest:
-    """An HTTP request whose body has arrived.
-
-    Attributes
-    ----------
-    method, path : str
-    headers : dict of str to str
-        Headers by lower-case name.
-    body : bytes
-    query : str
-        Query string, without the question mark.
-    receive : callable, optional
-        ASGI's ``receive``; see :meth:`wait_until_gone`.
-
-    Examples
-    --------
-    >>> from bigdl.nano.serving import HttpRequest
-    >>> HttpRequest("POST", "/recommend", {}, b'{"user": 7}').json()
-    {'user': 7}
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes = b""
-    query: str = ""
-    receive: Receive | None = field(default=None, repr=False, compare=False)
-
-    def json(self) -> dict[str, Any]:
-        """Parse the body as a JSON object; an empty body is an empty object."""
-        return protocol.parse_json(self.body) if self.body.strip() else {}
-
-    async def wait_until_gone(self) -> None:
-        """Wait until the client closes its connection or has received its response."""
-        while self.receive is not None:
-            if (await self.receive())["type"] == "http.disconnect":
-                return
-        await asyncio.Event().wait()
-
-
-@dataclass(frozen=True)
-class HttpAnswer:
-    """An HTTP response.
-
-    Attributes
-    ----------
-    body : bytes
-    status : int
-    content_type : str
-    headers : dict of str to str
-        Further headers.
-
-    Examples
-    --------
-    A route in addition to those of the protocol:
-
-    >>> from bigdl.nano.serving import HttpAnswer, ModelRepository, ModelServer
-    >>> async def hello(request, name):
-    ...     return HttpAnswer(f"hello {name}".encode(), content_type="text/plain")
-    >>> routes = {("GET", "/hello/{name}"): hello}
-    >>> with ModelServer(ModelRepository(), http_port=0, grpc_port=None, routes=routes) as server:
-    ...     from urllib.request import urlopen
-    ...     urlopen(f"http://127.0.0.1:{server.http_port}/hello/you").read()
-    b'hello you'
-    """
-
-    body: bytes = b""
-    status: int = 200
-    content_type: str = _JSON
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-def json_answer(content: object, status: int = 200) -> HttpAnswer:
-    """Return a response with `content` as JSON."""
-    return HttpAnswer(orjson.dumps(content), status)
-
-
-Handler = Callable[..., Awaitable[HttpAnswer]]
 
 
 class _Refused(Exception):
@@ -175,6 +99,7 @@ class HttpApp:
             ("GET", "/openapi.json"): self._openapi,
             ("GET", "/docs"): self._docs,
         }
+        handlers |= OpenAIApi(service, self._results, self._bodies.run).handlers()
         self._fixed: dict[str, dict[str, Handler]] = {}
         self._patterns: list[tuple[re.Pattern[str], dict[str, Handler]]] = []
         for (method, path), handler in {**handlers, **(routes or {})}.items():
@@ -200,24 +125,35 @@ class HttpApp:
         answer = await self._answer(scope, receive)
         headers = [
             (b"content-type", answer.content_type.encode()),
-            (b"content-length", str(len(answer.body)).encode()),
             *((name.encode(), value.encode()) for name, value in answer.headers.items()),
         ]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        start = {"type": "http.response.start", "status": answer.status, "headers": headers}
+        if answer.parts is not None:
+            try:
+                await send(start)
+                async for part in answer.parts:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            finally:
+                await answer.parts.aclose()
+            await send({"type": "http.response.body", "body": b""})
+            return
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+        await send(start)
         body = b"" if scope["method"] == "HEAD" else answer.body
         await send({"type": "http.response.body", "body": body})
 
     async def _answer(self, scope: dict[str, Any], receive: Receive) -> HttpAnswer:
+        failure = _openai_failure if scope["path"].startswith("/v1/") else _failure
         try:
             return await self._routed(scope, receive)
         except _Refused as error:
-            return _failure(error.status, str(error), **error.headers)
+            return failure(error.status, str(error), **error.headers)
         except Exception as error:
             status = status_of(error)
             if status is ERROR:
                 _log.exception("A request failed: %s %s", scope["method"], scope["path"])
-                return _failure(500, "The server failed; its log has the details")
-            return _failure(status.http, str(error), **_HEADERS.get(status.http, {}))
+                return failure(500, "The server failed; its log has the details")
+            return failure(status.http, str(error), **_HEADERS.get(status.http, {}))
 
     async def _routed(self, scope: dict[str, Any], receive: Receive) -> HttpAnswer:
         path, method = scope["path"], scope["method"]
@@ -514,3 +450,10 @@ def _failure(status: int, sentence: str, **headers: str) -> HttpAnswer:
     if len(sentence) > _LONGEST_SENTENCE:
         sentence = f"{sentence[:_LONGEST_SENTENCE]}…"
     return HttpAnswer(orjson.dumps({"error": sentence}), status, headers=headers)
+
+
+def _openai_failure(status: int, sentence: str, **headers: str) -> HttpAnswer:
+    if len(sentence) > _LONGEST_SENTENCE:
+        sentence = f"{sentence[:_LONGEST_SENTENCE]}…"
+    content = {"error": error_content(sentence, status)}
+    return HttpAnswer(orjson.dumps(content), status, headers=headers)

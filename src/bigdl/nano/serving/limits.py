@@ -32,6 +32,8 @@ class ServingLimits:
     max_bytes_at_once : int
         Largest size of all requests in progress together; further requests are refused. Requests
         below 64 KiB are not counted. It is at least `max_request_bytes`.
+    max_new_tokens : int
+        Largest number of generated tokens of a request, and the default of a chat.
     max_requests : int, optional
         Largest number of concurrent gRPC requests and HTTP recommendations; further ones are
         refused. Default: 32 for each gRPC thread.
@@ -51,6 +53,7 @@ class ServingLimits:
     body_timeout: float = 30.0
     max_answer_bytes: int = 256 << 20
     max_bytes_at_once: int = 512 << 20
+    max_new_tokens: int = 1024
     max_requests: int | None = None
     max_ids: int = 10_000
     max_k: int = 10_000

@@ -79,6 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--max-rows", type=int, default=65_536, help="rows of one request")
     add("--max-answer-bytes", type=int, default=256 << 20)
     add("--max-bytes-at-once", type=int, default=512 << 20, help="bytes of all requests together")
+    add("--max-new-tokens", type=int, default=1024, help="generated tokens of one request")
     add("--timeout", type=float, default=60.0, help="seconds that a request may take")
     add("--grpc-threads", type=int, default=64, help="concurrent gRPC requests")
     add(
@@ -251,6 +252,7 @@ def started_server(options: argparse.Namespace, *, shares_port: bool) -> ModelSe
         options.timeout,
         max_answer_bytes=options.max_answer_bytes,
         max_bytes_at_once=options.max_bytes_at_once,
+        max_new_tokens=options.max_new_tokens,
     )
     token = _token("BIGDL_SERVE_TOKEN", options.token_file)
     admin_token = _token("BIGDL_SERVE_ADMIN_TOKEN", options.admin_token_file)

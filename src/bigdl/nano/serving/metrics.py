@@ -84,6 +84,7 @@ _RECOMMENDER = [
     ),
 ]
 _MODEL = ("model", "version")
+_RATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _MODELS = [
     _Family("Counter", "bigdl_requests", "Requests for inference.", [*_MODEL, "protocol", "code"]),
     _Family(
@@ -98,6 +99,21 @@ _MODELS = [
     _Family("Counter", "bigdl_model_loads", "Models loaded or refused.", ["model", "result"]),
     _Family("Counter", "bigdl_shadow_requests", "Requests to a shadow.", ["model", "result"]),
     _Family("Gauge", "bigdl_requests_in_flight", "Requests that are being answered."),
+    _Family("Counter", "bigdl_tokens", "Tokens of text models.", [*_MODEL, "direction"]),
+    _Family(
+        "Histogram",
+        "bigdl_first_token_seconds",
+        "Time to the first token of a generation.",
+        _MODEL,
+        _SECONDS,
+    ),
+    _Family(
+        "Histogram",
+        "bigdl_tokens_per_second",
+        "Generated tokens per second of a request.",
+        _MODEL,
+        _RATES,
+    ),
 ]
 
 
@@ -273,6 +289,22 @@ class ServingMetrics:
         """Return a function that records a duration, in seconds, of one stage of a model."""
         return self._child("bigdl_stage_seconds", deployed.name, deployed.version, stage).observe
 
+    def tokens(self, deployed: Deployment, read: int, generated: int) -> None:
+        """Count the tokens of texts and of generated answers."""
+        name, version = deployed.name, deployed.version
+        self._child("bigdl_tokens", name, version, "in").inc(read)
+        self._child("bigdl_tokens", name, version, "out").inc(generated)
+
+    def first_token(self, deployed: Deployment, seconds: float) -> None:
+        """Record the time to the first token of a generation."""
+        self._child("bigdl_first_token_seconds", deployed.name, deployed.version).observe(seconds)
+
+    def generated(self, deployed: Deployment, tokens: int, seconds: float) -> None:
+        """Record the rate of a finished generation."""
+        if tokens:
+            rate = tokens / max(seconds, 1e-9)
+            self._child("bigdl_tokens_per_second", deployed.name, deployed.version).observe(rate)
+
     def shadow(self, model: str) -> Callable[[bool], None]:
         """Return a function that counts a shadow request as answered or failed."""
         return lambda succeeded: self._child(
@@ -396,9 +428,15 @@ class _Models:
             "Runtime and method of a model.",
             labels=[*names, "platform", "method"],
         )
+        usage = self._gauge(
+            "bigdl_key_value_cache_usage_ratio", "Used share of the cache.", labels=names
+        )
         for each in self._repository.deployments():
             labels = [each.name, each.version]
             waiting.add_metric(labels, each.model.waiting)
             loaded.add_metric(labels, each.loaded)
             info.add_metric([*labels, each.model.platform, each.model.method], 1)
-        yield from (waiting, loaded, info)
+            text = each.model.text
+            if text is not None and text.generator is not None:
+                usage.add_metric(labels, text.generator.cache_usage)
+        yield from (waiting, loaded, info, usage)

@@ -18,6 +18,8 @@ from bigdl.nano.serving.signature import Signature
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from bigdl.nano.serving.text_models import ServedText
+
 __all__ = ["ServedModel"]
 
 
@@ -123,6 +125,11 @@ class ServedModel:
     def method(self) -> str:
         """Acceleration method, such as ``"openvino_int8"``; empty if unknown."""
         return self._runner.method
+
+    @property
+    def text(self) -> ServedText | None:
+        """The text model, if it is one."""
+        return self._runner.text
 
     @property
     def joins_requests(self) -> bool:
@@ -243,6 +250,8 @@ class ServedModel:
 
     def warm_up(self, rows: Sequence[int] | None = None) -> None:
         """Run the model at common batch sizes, so that no request waits for compilation."""
+        if self._runner.text is not None:
+            rows = (1,)
         for count in rows or (1, 2, 4, self.batching.max_batch_size):
             if count == 1 or self.joins_requests:
                 self._runner.run(self._runner.arrays_of(count))
@@ -250,6 +259,8 @@ class ServedModel:
     def close(self) -> None:
         """Answer the waiting requests and refuse later ones."""
         self._batcher.close()
+        if self._runner.text is not None:
+            self._runner.text.close()
 
     def __enter__(self) -> Self:
         return self

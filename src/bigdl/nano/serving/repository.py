@@ -26,6 +26,7 @@ from bigdl.nano.acceleration.saved import META_FILE
 from bigdl.nano.serving.batching import BatchingOptions
 from bigdl.nano.serving.model import ServedModel
 from bigdl.nano.serving.runners import MODEL_FILES
+from bigdl.nano.serving.text_models import text_source
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -575,7 +576,8 @@ def _order(version: str) -> tuple[bool, int, str]:
 
 
 def _is_model(path: Path) -> bool:
-    return any((path / name).is_file() for name in (META_FILE, *MODEL_FILES))
+    known = any((path / name).is_file() for name in (META_FILE, *MODEL_FILES))
+    return known or text_source(path) is not None
 
 
 def _versions_in(path: Path) -> dict[str, Path]:

@@ -27,6 +27,7 @@ from bigdl.nano.acceleration.structure import CallSignature, Structure, as_array
 from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.openvino.network import CompiledNetwork, ShapedNetwork, port_name
 from bigdl.nano.serving.signature import Signature, TensorSpec
+from bigdl.nano.serving.text_models import ServedText, text_source
 
 if TYPE_CHECKING:
     import keras
@@ -63,6 +64,8 @@ class ModelRunner:
         batched; see :meth:`tried`.
     network : CompiledNetwork, optional
         The OpenVINO network, if the runtime is OpenVINO.
+    text : ServedText, optional
+        The text model that it runs.
     """
 
     run: Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -72,6 +75,7 @@ class ModelRunner:
     sample: list[np.ndarray] | None = None
     joins: bool = False
     network: CompiledNetwork | None = None
+    text: ServedText | None = None
 
     def arrays_of(self, rows: int) -> list[np.ndarray]:
         """Return input arrays of `rows` rows, from the sample or with random numbers and zeros."""
@@ -205,6 +209,11 @@ def make_runner(
                 code="argument-conflict",
                 argument="method",
             )
+        source = text_source(Path(model))
+        if source is not None:
+            text = ServedText(source, thread_num)
+            method = f"{text.task}_{text.precision}"
+            return ModelRunner(text.run, text.signature, "openvino", method, joins=True, text=text)
         runner = _of_path(Path(model), sample, inputs, thread_num, device, trust)
     else:
         runner = _of_model(model, sample, method, inputs, thread_num, device, arguments)

@@ -17,7 +17,8 @@ from bigdl.common.timeouts import REQUESTS_END_S
 from bigdl.nano.serving.access import Security
 from bigdl.nano.serving.grpc_server import GrpcServer
 from bigdl.nano.serving.grpc_service import InferenceHandlers
-from bigdl.nano.serving.http_app import Handler, HttpApp
+from bigdl.nano.serving.http_app import HttpApp
+from bigdl.nano.serving.http_messages import Handler
 from bigdl.nano.serving.http_thread import HttpThread
 from bigdl.nano.serving.limits import ServingLimits
 from bigdl.nano.serving.repository import ModelRepository
