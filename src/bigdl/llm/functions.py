@@ -604,8 +604,7 @@ class _TextFunction:
         if self._journal is None:
             self._journal = Journal(self.journal)
         self._journal.refresh()
-        pairs = ((key, self._journal.get(key)) for key in keys if key is not None)
-        return {key: answer for key, answer in pairs if answer is not None}
+        return self._journal.find([key for key in keys if key is not None])
 
     def _columns(self, values: list[Any], errors: list[str | None]) -> Mapping[str, Any]:
         """Return the columns of a window, or raise its first error if there is no error column."""

@@ -219,7 +219,9 @@ class OpenAIApi:
         documents = content.get("documents")
         if not isinstance(documents, list) or not documents:
             raise _invalid("documents must be a non-empty list of strings")
-        texts = [each.get("text") if isinstance(each, dict) else each for each in documents]
+        texts: list[Any] = [
+            each.get("text") if isinstance(each, dict) else each for each in documents
+        ]
         if not all(isinstance(each, str) for each in texts):
             raise _invalid("documents must be strings, or objects with a text")
         most = _field(content, "top_n", int, len(texts), 1)
@@ -435,8 +437,9 @@ class _EventStream:
         if self._gone is None:
             self._gone = asyncio.ensure_future(self._request.wait_until_gone())
         event = asyncio.ensure_future(anext(self._events))
+        waiting: set[asyncio.Future[Any]] = {event, self._gone}
         try:
-            await asyncio.wait({event, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if event.done():
                 return event.result()
         finally:
@@ -481,7 +484,8 @@ async def until_gone(request: HttpRequest, work: Awaitable[T]) -> T:
     gone = asyncio.ensure_future(request.wait_until_gone())
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({gone, task}, return_when=asyncio.FIRST_COMPLETED)
+        waiting: set[asyncio.Future[Any]] = {gone, task}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise CallerGoneError
@@ -617,7 +621,8 @@ def _field(
     text, types = _TYPES[type_]
     if not isinstance(value, types) or (isinstance(value, bool) and type_ is not bool):
         raise _invalid(f"{name} must be {text}, got {type_name(value)}")
-    if (least is not None and value < least) or (most is not None and value > most):
+    size = float(value) if least is not None else 0.0
+    if (least is not None and size < least) or (most is not None and size > most):
         limits = f"at least {least}" if most is None else f"between {least} and {most}"
         raise _invalid(f"{name} must be {limits}, got {value}")
     return value
@@ -636,7 +641,7 @@ def _message(message: object) -> dict[str, Any]:
         raise _invalid("A message must be an object with a role and a content")
     text = message.get("content")
     if isinstance(text, list):
-        parts = [
+        parts: list[Any] = [
             each.get("text") if isinstance(each, dict) and each.get("type") == "text" else None
             for each in text
         ]
