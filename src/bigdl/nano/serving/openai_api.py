@@ -621,7 +621,7 @@ def _field(
     text, types = _TYPES[type_]
     if not isinstance(value, types) or (isinstance(value, bool) and type_ is not bool):
         raise _invalid(f"{name} must be {text}, got {type_name(value)}")
-    size = float(value) if least is not None else 0.0
+    size: Any = value
     if (least is not None and size < least) or (most is not None and size > most):
         limits = f"at least {least}" if most is None else f"between {least} and {most}"
         raise _invalid(f"{name} must be {limits}, got {value}")
