@@ -12,7 +12,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 orjson = LazyModule("orjson", "serving")
 T = TypeVar("T")
+D = TypeVar("D")
 Run = Callable[..., Awaitable[Any]]
 
 _COMPLETION_TOKENS = 16  # default of a completion, as in the protocol
@@ -286,8 +288,13 @@ class _Traced:
             self._stack = stack.pop_all()
         return trace, trace.deployed
 
-    def __exit__(self, *exception: Any) -> None:
-        self._stack.__exit__(*exception)
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(error_type, error, trace)
 
 
 class _Generation:
@@ -345,7 +352,7 @@ class _Generation:
             seconds = time.monotonic() - self._begin
             self._service.metrics.generated(self.deployed, self.new_tokens, seconds)
             with suppress(BaseException):  # it is raised by the caller
-                traced.__exit__(*(type(error), error, None) if error else (None, None, None))
+                traced.__exit__(None if error is None else type(error), error, None)
 
     async def wait(self) -> None:
         """Wait for the first part, whose error is an HTTP status."""
@@ -604,14 +611,25 @@ _TYPES: dict[type, tuple[str, tuple[type, ...]]] = {
 }
 
 
+@overload
+def _field(content: Mapping[str, Any], name: str, type_: type[T]) -> T: ...
+@overload
+def _field(
+    content: Mapping[str, Any],
+    name: str,
+    type_: type[T],
+    default: D,
+    least: float | None = None,
+    most: float | None = None,
+) -> T | D: ...
 def _field(
     content: Mapping[str, Any],
     name: str,
     type_: type,
-    default: Any = _MISSING,
+    default: object = _MISSING,
     least: float | None = None,
     most: float | None = None,
-) -> Any:
+) -> object:
     """Return a field of a request; null counts as missing."""
     value = content.get(name)
     if value is None:
