@@ -25,9 +25,8 @@ from bigdl.nano.serving.service import InferenceService, RequestTrace
 from bigdl.nano.serving.statuses import CallerGoneError, status_of
 
 if TYPE_CHECKING:
-    from bigdl.llm.generator import Generator, TextPart
     from bigdl.nano.serving.repository import Deployment
-    from bigdl.nano.serving.text_models import ServedText
+    from bigdl.nano.serving.text_models import ServedText, TextGenerator, TextPart
 
 orjson = LazyModule("orjson", "serving")
 T = TypeVar("T")
@@ -283,8 +282,8 @@ class _Traced:
         version = headers.get("x-model-version")
         with ExitStack() as stack:
             trace = stack.enter_context(service.trace_request(self._name, version, "openai"))
-            lease = service.repository.lease(self._name, version, headers.get("x-request-key"))
-            trace.deployed = stack.enter_context(lease)
+            context = service.repository.lease(self._name, version, headers.get("x-request-key"))
+            trace.deployed = stack.enter_context(context)
             self._stack = stack.pop_all()
         return trace, trace.deployed
 
@@ -324,7 +323,7 @@ class _Generation:
 
     def start(
         self,
-        generator: Generator,
+        generator: TextGenerator,
         prompt: str | list[dict[str, Any]],
         options: dict[str, Any],
         count: int,
@@ -746,7 +745,7 @@ def _text_of(deployed: Deployment, *tasks: str) -> ServedText:
     return text
 
 
-def _generator_of(deployed: Deployment) -> Generator:
+def _generator_of(deployed: Deployment) -> TextGenerator:
     generator = _text_of(deployed, "generate").generator
     assert generator is not None
     return generator
@@ -754,9 +753,7 @@ def _generator_of(deployed: Deployment) -> Generator:
 
 def _encoded(text: ServedText, columns: Sequence[list[str]]) -> tuple[list[np.ndarray], int]:
     """Return arrays of UTF-8 texts, and the number of their tokens."""
-    assert text.encoder is not None
-    rows = list(zip(*columns, strict=True)) if len(columns) > 1 else columns[0]
-    tokens = text.encoder.tokenizer.count(rows)
+    tokens = text.count_tokens(columns)
     arrays = []
     for column in columns:
         array = np.empty(len(column), object)

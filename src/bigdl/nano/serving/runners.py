@@ -27,7 +27,7 @@ from bigdl.nano.acceleration.structure import CallSignature, Structure, as_array
 from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.openvino.network import CompiledNetwork, ShapedNetwork, port_name
 from bigdl.nano.serving.signature import Signature, TensorSpec
-from bigdl.nano.serving.text_models import ServedText, text_source
+from bigdl.nano.serving.text_models import ServedText, load_text, text_source
 
 if TYPE_CHECKING:
     import keras
@@ -211,7 +211,7 @@ def make_runner(
             )
         source = text_source(Path(model))
         if source is not None:
-            text = ServedText(source, thread_num)
+            text = load_text(source, thread_num)
             method = f"{text.task}_{text.precision}"
             return ModelRunner(text.run, text.signature, "openvino", method, joins=True, text=text)
         runner = _of_path(Path(model), sample, inputs, thread_num, device, trust)

@@ -1,24 +1,77 @@
-"""Text models of a server: encoders, classifiers and models that generate text."""
+"""Text models of a server: encoders, classifiers and models that generate text.
+
+The models themselves are in `bigdl.llm`, which is imported when the first text model is loaded.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from bigdl.common.cpu import usable_cores
-from bigdl.common.errors import UsageError
-from bigdl.nano.serving.signature import Signature, TensorSpec
+from bigdl.nano.serving.signature import Signature
 
-if TYPE_CHECKING:
-    from bigdl.llm.encoder import Text, TextEncoder
-    from bigdl.llm.generator import Generator
-
+_HOME = "bigdl.llm.served"  # a higher package, whose class is LoadedText
 _TEXT_FILES = ("bigdl_model.json", "modules.json")  # of TextModel.save and sentence-transformers
-_NEW_TOKENS = 64  # of an answer by the Open Inference Protocol, which has no field for it
+
+
+class TextPart(Protocol):
+    """New text of a generation; see :class:`bigdl.llm.generator.TextPart`."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def log_probs(self) -> Sequence[tuple[str, float]]: ...
+    @property
+    def finish(self) -> str | None: ...
+    @property
+    def error(self) -> str: ...
+
+
+class TextGenerator(Protocol):
+    """A model that generates; see :class:`bigdl.llm.generator.Generator`."""
+
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def cache_usage(self) -> float: ...
+    def stream(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        arrived: Callable[[TextPart], None],
+    ) -> tuple[int, Callable[[], None]]: ...
+
+
+class ServedText(Protocol):
+    """A loaded text model.
+
+    Attributes
+    ----------
+    task : {"generate", "embed", "classify"}
+    labels : list of str
+        Labels of a classifier.
+    precision : str
+    generator : TextGenerator or None
+    """
+
+    task: str
+    labels: list[str]
+    precision: str
+    generator: TextGenerator | None
+
+    @property
+    def scores_pairs(self) -> bool: ...
+    @property
+    def signature(self) -> Signature: ...
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]: ...
+    def count_tokens(self, columns: Sequence[list[str]]) -> int: ...
+    def close(self) -> None: ...
 
 
 def text_source(path: Path) -> Path | None:
@@ -33,108 +86,6 @@ def text_source(path: Path) -> Path | None:
     return files[0] if len(files) == 1 else None
 
 
-class ServedText:
-    """A loaded text model.
-
-    Parameters
-    ----------
-    source : Path
-        A source of :func:`text_source`. Hugging Face files are converted once, into the cache of
-        :class:`bigdl.llm.TextModel`.
-    threads : int, optional
-        Threads of the model. Default: the cores of this process.
-
-    Attributes
-    ----------
-    task : {"generate", "embed", "classify"}
-    labels : list of str
-        Labels of a classifier.
-    precision : str
-    generator : Generator or None
-    encoder : TextEncoder or None
-    """
-
-    def __init__(self, source: Path, threads: int | None = None):
-        from bigdl.llm.engine import load_runner
-        from bigdl.llm.facts import GENERATE
-        from bigdl.llm.model import TextModel
-
-        model = TextModel(source)
-        self.task, self.labels, self.precision = model.task, model.labels, model.precision
-        self.generator: Generator | None = None
-        self.encoder: TextEncoder | None = None
-        runner = load_runner(model.path, model.facts, threads or len(usable_cores()))
-        if self.task == GENERATE:
-            self.generator = runner  # type: ignore[assignment]
-        else:
-            self.encoder = runner  # type: ignore[assignment]
-
-    @property
-    def scores_pairs(self) -> bool:
-        """True for a cross-encoder, which computes the score of a query and a text."""
-        return len(self.labels) == 1
-
-    @property
-    def signature(self) -> Signature:
-        """Inputs and outputs by the Open Inference Protocol."""
-        texts, numbers = np.dtype(object), np.dtype("float32")
-        names = ["query", "text"] if self.scores_pairs else ["text"]
-        inputs = tuple(TensorSpec(name, texts, (-1,)) for name in names)
-        if self.encoder is None:
-            return Signature(inputs, (TensorSpec("answer", texts, (-1,)),))
-        name = "logits" if self.labels else "embedding"
-        shape = (-1, self.encoder.dimension)
-        return Signature(inputs, (TensorSpec(name, numbers, shape),))
-
-    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Compute embeddings, logits or answers of UTF-8 texts.
-
-        Raises
-        ------
-        UsageError
-            If a text is not valid UTF-8, or too long for a model that generates.
-        """
-        columns = [[_decoded(each) for each in array] for array in arrays]
-        if self.encoder is not None:
-            texts: Sequence[Text] = columns[0]
-            if self.scores_pairs:
-                texts = list(zip(*columns, strict=True))
-            outputs, errors = self.encoder.run(texts)
-            _check(errors)
-            return [outputs]
-        assert self.generator is not None
-        answers = np.empty(len(columns[0]), object)
-        reasons: list[str | None] = []
-        finished = threading.Event()
-
-        def deliver(rows: Sequence[int], values: Sequence, errors: Sequence[str | None]) -> None:
-            for row, value, error in zip(rows, values, errors, strict=True):
-                answers[row] = b"" if error is not None else value.text.encode()
-                reasons.append(error)
-            if len(reasons) == len(answers):
-                finished.set()
-
-        self.generator.start(columns[0], {"max_new_tokens": _NEW_TOKENS}, deliver)
-        finished.wait()
-        _check(reasons)
-        return [answers]
-
-    def close(self) -> None:
-        """End the threads of the model."""
-        if self.generator is not None:
-            self.generator.close()
-
-
-def _decoded(value: object) -> str:
-    try:
-        return value if isinstance(value, str) else bytes(value).decode()  # type: ignore[call-overload, no-any-return]
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"A text is not valid UTF-8 at byte {error.start}", code="request-invalid"
-        ) from None
-
-
-def _check(errors: Sequence[str | None]) -> None:
-    first = next((each for each in errors if each is not None), None)
-    if first is not None:
-        raise UsageError(f"A text cannot be computed: {first}", code="request-invalid")
+def load_text(source: Path, threads: int | None) -> ServedText:
+    """Load the text model of a source of :func:`text_source`."""
+    return cast(ServedText, importlib.import_module(_HOME).LoadedText(source, threads))
