@@ -26,7 +26,7 @@ from bigdl.nano.serving.statuses import CallerGoneError, status_of
 
 if TYPE_CHECKING:
     from bigdl.nano.serving.repository import Deployment
-    from bigdl.nano.serving.text_models import ServedText, TextGenerator, TextPart
+    from bigdl.nano.serving.text_models import GeneratedPart, ServedText, TextGenerator
 
 orjson = LazyModule("orjson", "serving")
 T = TypeVar("T")
@@ -303,8 +303,8 @@ class _Generation:
         self._service, self._form, self._name = service, form, name
         self._log_probs = log_probs
         self._loop = asyncio.get_running_loop()
-        self._parts: asyncio.Queue[tuple[int, TextPart]] = asyncio.Queue()
-        self._pending: list[tuple[int, TextPart]] = []
+        self._parts: asyncio.Queue[tuple[int, GeneratedPart]] = asyncio.Queue()
+        self._pending: list[tuple[int, GeneratedPart]] = []
         self._cancels: list[Callable[[], None]] = []
         self._begin = time.monotonic()
         self._seconds = service.limits.timeout
@@ -336,7 +336,7 @@ class _Generation:
             self._cancels.append(cancel)
             self._running += 1
 
-    def _arrived(self, index: int, part: TextPart) -> None:
+    def _arrived(self, index: int, part: GeneratedPart) -> None:
         with suppress(RuntimeError):  # the loop has been closed
             self._loop.call_soon_threadsafe(self._parts.put_nowait, (index, part))
 
@@ -357,7 +357,7 @@ class _Generation:
         """Wait for the first part, whose error is an HTTP status."""
         self._pending.append(await self._next())
 
-    async def _next(self) -> tuple[int, TextPart]:
+    async def _next(self) -> tuple[int, GeneratedPart]:
         left = self._seconds - (time.monotonic() - self._begin)
         try:
             async with asyncio.timeout(left):
@@ -375,7 +375,7 @@ class _Generation:
         self._running -= part.finish is not None
         return index, part
 
-    async def parts(self) -> AsyncIterator[tuple[int, TextPart]]:
+    async def parts(self) -> AsyncIterator[tuple[int, GeneratedPart]]:
         """Yield choices' indices and parts until all are finished."""
         while self._pending or self._running:
             yield self._pending.pop() if self._pending else await self._next()
@@ -398,7 +398,7 @@ class _Generation:
             choices.append(choice)
         return {**self.head(self._form.name), "choices": choices, "usage": self.usage()}
 
-    def chunk(self, index: int, part: TextPart) -> dict[str, Any]:
+    def chunk(self, index: int, part: GeneratedPart) -> dict[str, Any]:
         """Return the chunk of one part."""
         choice = self._form.delta(index, part.text, part.finish)
         if self._log_probs:

@@ -18,7 +18,7 @@ _HOME = "bigdl.llm.served"  # a higher package, whose class is LoadedText
 _TEXT_FILES = ("bigdl_model.json", "modules.json")  # of TextModel.save and sentence-transformers
 
 
-class TextPart(Protocol):
+class GeneratedPart(Protocol):
     """New text of a generation; see :class:`bigdl.llm.generator.TextPart`."""
 
     @property
@@ -44,7 +44,7 @@ class TextGenerator(Protocol):
         self,
         prompt: str | Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
-        arrived: Callable[[TextPart], None],
+        arrived: Callable[[GeneratedPart], None],
     ) -> tuple[int, Callable[[], None]]: ...
 
 
