@@ -163,7 +163,7 @@ class OpenAIApi:
         stream_options = content.get("stream_options") or {}
         if not isinstance(stream_options, dict):
             raise _invalid("stream_options must be an object")
-        generation = _Generation(self._service, form, name, bool(options["log_probs"]))
+        generation = _ChoiceStreams(self._service, form, name, bool(options["log_probs"]))
         try:
             generation.enter(request)
             generator = _generator_of(generation.deployed)
@@ -296,7 +296,7 @@ class _Traced:
         self._stack.__exit__(error_type, error, trace)
 
 
-class _Generation:
+class _ChoiceStreams:
     """The choices that are generated for one request."""
 
     def __init__(self, service: InferenceService, form: _Chat, name: str, log_probs: bool):
@@ -430,7 +430,7 @@ class _Generation:
 class _EventStream:
     """Server-sent events of a generation; it is cancelled when the client leaves."""
 
-    def __init__(self, generation: _Generation, request: HttpRequest, usage: bool):
+    def __init__(self, generation: _ChoiceStreams, request: HttpRequest, usage: bool):
         self._generation, self._request = generation, request
         self._events = self._iterate(usage)
         self._gone: asyncio.Future[None] | None = None
