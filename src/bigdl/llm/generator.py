@@ -122,7 +122,7 @@ class StreamedText:
 
 
 @dataclass(eq=False)
-class _Stream:
+class _PartConsumer:
     """The consumer of a request whose text is delivered in parts."""
 
     text: StreamedText
@@ -147,7 +147,7 @@ class _PromptRequest:
     deliver: Callable[..., None]
     handle: Any = None
     failures: int = 0
-    stream: _Stream | None = None
+    stream: _PartConsumer | None = None
     resumed_at: int = 0
 
     @property
@@ -278,7 +278,7 @@ class Generator:
         log_probs = bool(options.get("log_probs"))
         request.config.logprobs = int(log_probs)
         text = StreamedText(self._decoded, options.get("stop") or ())
-        stream = request.stream = _Stream(text, arrived, log_probs)
+        stream = request.stream = _PartConsumer(text, arrived, log_probs)
         with self._changed:
             if self._closed:
                 request.fail("the model was unloaded")
@@ -429,7 +429,7 @@ class Generator:
             rows, values, errors = zip(*parts, strict=True)
             deliver(list(rows), list(values), list(errors))
 
-    def _deliver_part(self, request: _PromptRequest, stream: _Stream) -> None:
+    def _deliver_part(self, request: _PromptRequest, stream: _PartConsumer) -> None:
         """Deliver the new tokens of a stream."""
         ids: list[int] = []
         values: list[float] = []
