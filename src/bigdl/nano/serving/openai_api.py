@@ -102,7 +102,7 @@ class OpenAIApi:
         content = request.json()
         options = self._options(content, self._service.limits.max_new_tokens)
         options["log_probs"] = _field(content, "logprobs", bool, False)
-        return await self._generated(request, content, _messages(content), options, _Chat())
+        return await self._generated(request, content, _messages(content), options, _ChatForm())
 
     async def _complete(self, request: HttpRequest) -> HttpAnswer:
         content = request.json()
@@ -117,7 +117,7 @@ class OpenAIApi:
         if not isinstance(prompt, str):
             raise _invalid(f"prompt must be one string, got {type_name(prompt)}")
         options["chat"] = False
-        return await self._generated(request, content, prompt, options, _Completion())
+        return await self._generated(request, content, prompt, options, _CompletionForm())
 
     def _options(self, content: Mapping[str, Any], default_tokens: int) -> dict[str, Any]:
         """Return the options of the generator."""
@@ -155,7 +155,7 @@ class OpenAIApi:
         content: Mapping[str, Any],
         prompt: str | list[dict[str, Any]],
         options: dict[str, Any],
-        form: _Chat,
+        form: _ChatForm,
     ) -> HttpAnswer:
         name = _field(content, "model", str)
         count = _field(content, "n", int, 1, 1, _MOST_CHOICES)
@@ -299,7 +299,7 @@ class _Traced:
 class _ChoiceStreams:
     """The choices that are generated for one request."""
 
-    def __init__(self, service: InferenceService, form: _Chat, name: str, log_probs: bool):
+    def __init__(self, service: InferenceService, form: _ChatForm, name: str, log_probs: bool):
         self._service, self._form, self._name = service, form, name
         self._log_probs = log_probs
         self._loop = asyncio.get_running_loop()
@@ -503,7 +503,7 @@ async def until_gone(request: HttpRequest, work: Awaitable[T]) -> T:
 # -- forms of responses ----------------------------------------------------------------------------
 
 
-class _Chat:
+class _ChatForm:
     """Choices of a chat."""
 
     prefix, name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -539,7 +539,7 @@ class _Chat:
         }
 
 
-class _Completion(_Chat):
+class _CompletionForm(_ChatForm):
     """Choices of a completion."""
 
     prefix, name, chunk_name = "cmpl", "text_completion", "text_completion"
