@@ -112,7 +112,10 @@ def equality(folder):
         cut = len(frame) * 9 // 10
         model = SequenceRecommender("sasrec", max_len=50, dim=32, epochs=1, stride=10, seed=number)
         model.fit(frame[:cut]).save(folder / f"model{number}")
-        users = np.array(sorted(frame["user"][:cut].unique()))
+        # items without training rows have no vector; offline, fit_partial would add them
+        is_known = frame["item"].isin(frame["item"][:cut])
+        frame = frame[is_known]
+        users = np.array(sorted(frame["user"].unique()))
         with EmbeddedEvents(folder / f"users{number}") as events:
             events.append_table(frame[:cut])
             recall = SequenceRecall(events, folder / f"model{number}")
