@@ -124,8 +124,11 @@ class MemoryMonitor(threading.Thread):
             environment = file.read()
         role = None
         if self.mark in environment.split(b"\0"):
-            role = "jvm" if b"java" in command.split(b"\0")[0] else None
-            role = "workers" if b"pyspark" in command and role is None else role
+            program = command.split(b"\0")[0]
+            if b"java" in program:
+                role = "jvm"
+            elif b"python" in program and b"pyspark" in command:  # not the JVM's shell script
+                role = "workers"
         if role == "workers":
             self.group.add(pid)
         self.roles[key] = role
