@@ -135,7 +135,8 @@ def test_packed_rows_have_the_loss_and_gradients_of_separate_rows(decoder, words
 
 
 @pytest.mark.slow
-def test_a_classifier_is_fine_tuned_and_its_files_have_the_labels(encoder, tmp_path):
+def test_a_classifier_is_fine_tuned_and_its_files_have_the_labels(encoder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     texts = sentences(96)
     frame = pd.DataFrame({"text": texts, "topic": ["cat" if "cat" in t else "none" for t in texts]})
     estimator = Estimator.from_transformers(
@@ -156,6 +157,8 @@ def test_a_classifier_is_fine_tuned_and_its_files_have_the_labels(encoder, tmp_p
         classes = [int(model(**words(t, return_tensors="pt")).logits.argmax()) for t in texts]
     accuracy = np.mean(np.array(classes) == (frame.topic == "none"))
     assert accuracy == pytest.approx(history[-1]["val_accuracy"])
+    predicted = estimator.predict(frame[["text"]]).label
+    assert predicted.tolist() == [("cat", "none")[index] for index in classes]
     again = Estimator.from_transformers(
         encoder, task="classification", backend="local", labels=["cat", "none"]
     )
