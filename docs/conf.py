@@ -124,7 +124,7 @@ def _index_codes(app: Any, page: str, source: list[str]) -> None:
         return
     before, after = source[0].split(heading, 1)
     codes = re.findall(r"^\| `([a-z0-9]+(?:-[a-z0-9]+)*)` \|", after, re.MULTILINE)
-    entries = "".join(f"   single: {code}\n" for code in codes)
+    entries = "".join(f"   ! single: {code}\n" for code in codes)
     block = f"\n```{{eval-rst}}\n.. index::\n{entries}```\n"
     source[0] = before + heading + block + after
 
