@@ -11,6 +11,10 @@ The job runs ``mapInArrow`` over two partitions; its tasks import torch, as thos
 With ``--fit SRC`` it measures a session of a program instead, from its first line to the end of its
 first fit on a CSV file, with this BigDL and with that in the folder ``SRC``, which takes turns.
 
+With ``--first`` it measures from the start of a program until its first result: bare pyspark until
+its first Python job, whose tasks import torch, and BigDL until the end of the first fit of README's
+program, with Spark and with ``backend="local"``.
+
 With ``--profile`` it says where the time of such a session goes: the seconds of each part, and the
 processor's seconds of the program, of the JVM and of Spark's Python processes, which depend less on
 what else the machine does.
@@ -23,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +110,80 @@ total = "to the first fit's end"
 took[total] = {side: marks["first fit"][side] - marks[""][side] for side in ("s", *SIDES)}
 print(json.dumps(took))
 """
+FIRST = {
+    "pyspark, first Python job": """
+import sys, time
+import torch
+from pyspark.sql import SparkSession
+
+def work(batches):
+    import torch
+    yield from batches
+
+session = SparkSession.builder.master("local[2]").getOrCreate()
+session.range(0, 1000, 1, 2).mapInArrow(work, "id long").count()
+print(time.time() - float(sys.argv[1]))
+""",
+    "bigdl, first fit": """
+import sys, time
+import torch
+from torch import nn
+from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+from bigdl.orca.learn.pytorch import Estimator
+
+init_orca_context("local", cores=2)
+df = OrcaContext.get_spark_session().range(2000)
+df = df.selectExpr("array(float(rand(1)), float(rand(2))) AS point")
+df = df.selectExpr("point", "bigint(point[0] > point[1]) AS label")
+est = Estimator.from_torch(
+    model=lambda config: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2)),
+    optimizer=lambda model, config: torch.optim.Adam(model.parameters(), lr=0.01),
+    loss=nn.CrossEntropyLoss(), metrics=["accuracy"], workers_per_node=2)
+columns = {"feature_cols": ["point"], "label_cols": ["label"]}
+est.fit(df, epochs=5, batch_size=64, **columns)
+first = time.time()
+est.fit(df, epochs=5, batch_size=64, **columns)
+print(first - float(sys.argv[1]), time.time() - first)
+stop_orca_context()
+""",
+    'bigdl, first fit with backend="local"': """
+import sys, time
+import torch
+from torch import nn
+from bigdl.orca.learn.pytorch import Estimator
+
+x = torch.rand(2000, 2).numpy()
+y = (x[:, 0] > x[:, 1]).astype("int64")
+est = Estimator.from_torch(
+    model=lambda config: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2)),
+    optimizer=lambda model, config: torch.optim.Adam(model.parameters(), lr=0.01),
+    loss=nn.CrossEntropyLoss(), metrics=["accuracy"], workers_per_node=2, backend="local")
+est.fit((x, y), epochs=5, batch_size=64)
+first = time.time()
+est.fit((x, y), epochs=5, batch_size=64)
+print(first - float(sys.argv[1]), time.time() - first)
+""",
+}
+
+
+def compare_first_results(repeats: int) -> None:
+    """Print a table of the seconds from the start of a program until its first result."""
+    seconds: dict[str, list[list[float]]] = {name: [] for name in FIRST}
+    for _ in range(repeats):
+        for name, program in FIRST.items():
+            environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+            command = [sys.executable, "-c", program, str(time.time())]
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True
+            )
+            seconds[name].append([float(each) for each in done.stdout.splitlines()[-1].split()])
+    bare = [each[0] for each in next(iter(seconds.values()))]
+    print("| Program | first result, s | to pyspark | second fit, s |\n|---|---|---|---|")
+    for name, results in seconds.items():
+        first = [each[0] for each in results]
+        ratios = [one / base for one, base in zip(first, bare, strict=True)]
+        second = spread([each[1] for each in results], 2) if len(results[0]) > 1 else ""
+        print(f"| {name} | {spread(first, 1)} | {spread(ratios, 2)} | {second} |")
 
 
 def run(side: str, cold: str) -> dict[str, float]:
@@ -175,9 +254,13 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--fit", metavar="SRC", help="folder with another version of bigdl")
+    parser.add_argument("--first", action="store_true", help="seconds until the first result")
     parser.add_argument("--profile", action="store_true", help="parts of a session")
     options = parser.parse_args(argv)
     make_class_archive()
+    if options.first:
+        compare_first_results(options.repeats)
+        return
     if options.profile:
         profile(options.repeats)
         return
