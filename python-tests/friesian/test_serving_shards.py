@@ -328,6 +328,7 @@ def test_shards_in_redis_answer_by_tls_and_token(tmp_path, certificate):
     cert, key = certificate
     model = write_sources(tmp_path)
     (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o600)
     tls = f"certificate: {cert}, key: {key}, authority: {cert}, token_file: token, "
     ports = [free_port() for _ in range(6)]
     shards = [

@@ -85,7 +85,7 @@ def test_another_environment_is_not_served(preloaded):
 
 def test_no_process_no_fork(preloaded):
     process, environment = preloaded
-    client = start({**environment, ADDRESS: process.address + "-gone"})
+    client = start({**environment, ADDRESS: process.address + "-gone/socket"})
     output, _ = client.communicate("0\n", timeout=60)
     assert json.loads(output)["pid"] == client.pid
 

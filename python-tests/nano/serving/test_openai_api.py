@@ -1,6 +1,7 @@
 """The OpenAI protocol: chats, completions, embeddings and reranking of text models."""
 
 import base64
+import functools
 import json
 import threading
 import time
@@ -142,9 +143,22 @@ def test_wrong_requests_are_named(encoder):
         status, answer = call(server, "/v1/chat/completions", {**chat, **more})
         assert status == 400, answer
         assert words in answer["error"]["message"]
-    for schema in [{"type": "text"}, {"pattern": "((("}, {"pattern": "(a{1,900}){1,900}"}]:
+    often = "((a{999}){999}){999}"
+    many = {"type": "array", "maxItems": 4096, "items": {"type": "array", "maxItems": 2}}
+    for schema in [
+        {"type": "text"},
+        {"pattern": "((("},
+        {"pattern": "(a{1,900}){1,900}"},
+        {"properties": {"enum": {"type": "string", "pattern": often}}},
+        {"patternProperties": {often: {}}},
+        {"allOf": functools.reduce(lambda inner, _: [inner], range(99), [])},
+        many,
+        {"enum": ["a" * 70_000]},
+    ]:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        assert call(server, "/v1/chat/completions", {**chat, "response_format": form})[0] == 400
+        status, answer = call(server, "/v1/chat/completions", {**chat, "response_format": form})
+        assert status == 400, schema
+        assert "schema" in answer["error"]["message"], answer
 
 
 def test_streamed_text_waits_for_characters_and_stop_strings():
@@ -250,3 +264,22 @@ def test_a_grammar_that_cannot_be_compiled_leaves_other_streams_alone(writer):
     assert "cannot be generated" in answer["error"]["message"]
     thread.join()
     assert texts[0].startswith("The capital of France is Paris")
+
+
+@pytest.mark.slow
+def test_clients_that_leave_at_any_moment_leave_the_model_alive(writer):
+    content = {"messages": QUESTION, "temperature": 0, "max_tokens": 64}
+
+    def client(most: int) -> None:
+        events(writer, content, most=most)
+
+    clients = [threading.Thread(target=client, args=(index % 7,)) for index in range(40)]
+    for each in clients:
+        each.start()
+    for each in clients:
+        each.join()
+    assert text_of(events(writer, content)).startswith("The capital of France is Paris")
+    # the most probable token only, as with temperature 0
+    request = {**content, "model": "smol", "temperature": 1.5, "top_p": 0}
+    answer = call(writer, "/v1/chat/completions", request)[1]
+    assert answer["choices"][0]["message"]["content"].startswith("The capital of France is Paris")

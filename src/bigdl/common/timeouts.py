@@ -152,6 +152,7 @@ ENGINE_START_S = 300.0  # limit for an engine to load its model
 
 OLD_ARCHIVE_S = 24 * 3600.0  # archives of changed environments are removed at this age
 UNUSED_CLASSES_S = 30 * 24 * 3600.0  # unused archives of classes are removed at this age
+UNFINISHED_ARCHIVE_S = 24 * 3600.0  # an archive that is not there by then is started again
 OLD_CHOICE_S = 90 * 24 * 3600.0  # measurements of a machine are removed at this age
 
 ORDERS: tuple[tuple[float, ...], ...] = (

@@ -388,6 +388,13 @@ def train(config: Config, once: bool = False) -> StreamingQuery:
     ------
     UsageError
         If a key is missing, or something cannot be read.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving.config import read_config
+    >>> from bigdl.friesian.stream_training import train
+    >>> query = train(read_config("train.yaml"), once=True)  # doctest: +SKIP
+    >>> query.awaitTermination()  # doctest: +SKIP
     """
     get = config.get
     needed = {

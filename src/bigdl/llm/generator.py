@@ -26,6 +26,7 @@ else:
 logger = logging.getLogger("bigdl.llm")
 
 _ACTIVE = 64  # requests that share a step
+_UNLOADED = "the model was unloaded"
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class _PromptRequest:
     failures: int = 0
     stream: _PartConsumer | None = None
     resumed_at: int = 0
+    cancelled: bool = False
 
     @property
     def has_grammar(self) -> bool:
@@ -172,7 +174,9 @@ class _PromptRequest:
         return self
 
     def fail(self, reason: str, finish: str = "error") -> None:
-        """Deliver an error."""
+        """Deliver an error, unless the request was cancelled."""
+        if self.cancelled:
+            return
         if self.stream is not None:
             self.stream.deliver(TextPart(finish=finish, error=reason))
         else:
@@ -211,8 +215,9 @@ class Generator:
     def __init__(self, folder: Path, facts: dict[str, Any], threads: int):
         self._folder, self._facts, self._threads = folder, facts, threads
         self._limit = int(facts["max_length"])
-        self._pipeline = self._load()
-        self._tokenizer = self._pipeline.get_tokenizer()
+        pipeline = self._load()
+        self._pipeline: og.ContinuousBatchingPipeline | None = pipeline
+        self._tokenizer = pipeline.get_tokenizer()
         self._changed = threading.Condition()
         self._queue: deque[_PromptRequest] = deque()
         self._active: dict[int, _PromptRequest] = {}
@@ -226,12 +231,14 @@ class Generator:
     @property
     def waiting(self) -> int:
         """Number of prompts that wait for a free sequence of the pipeline."""
-        return len(self._queue)
+        with self._changed:
+            return sum(not each.cancelled for each in self._queue)
 
     @property
     def cache_usage(self) -> float:
         """Share of the key-value cache that is in use, between 0 and 1."""
-        return float(self._pipeline.get_metrics().cache_usage) / 100
+        pipeline = self._pipeline  # None while it is loaded again
+        return 0.0 if pipeline is None else float(pipeline.get_metrics().cache_usage) / 100
 
     def count_tokens(self, text: str) -> int:
         """Return the number of tokens of a text without special tokens."""
@@ -279,19 +286,11 @@ class Generator:
         request.config.logprobs = int(log_probs)
         text = StreamedText(self._decoded, options.get("stop") or ())
         stream = request.stream = _PartConsumer(text, arrived, log_probs)
-        with self._changed:
-            if self._closed:
-                request.fail("the model was unloaded")
-            self._queue.append(request)
-            self._changed.notify_all()
+        self._enqueue([request])
 
         def cancel() -> None:
-            with self._changed:
-                stream.closed = True
-                if request in self._queue:
-                    self._queue.remove(request)
-                elif request.handle is not None:
-                    request.handle.cancel()
+            # The thread of the pipeline cancels the handle: it may be reading from it.
+            stream.closed = request.cancelled = True
 
         return int(request.tokens.shape[1]), cancel
 
@@ -327,20 +326,23 @@ class Generator:
                 errors[row] = str(error) if isinstance(error, _RowError) else one_line(error)
         if errors:
             deliver(list(errors), [None] * len(errors), list(errors.values()))
+        self._enqueue(requests)
+
+    def _enqueue(self, requests: Sequence[_PromptRequest]) -> None:
         with self._changed:
-            self._queue += requests
-            self._changed.notify_all()
+            if not self._closed:
+                self._queue += requests
+                self._changed.notify_all()
+                return
+        for each in requests:
+            each.fail(_UNLOADED)
 
     def cancel(self, deliver: Callable[..., None]) -> None:
         """Forget the prompts that would be delivered to `deliver`."""
         with self._changed:
-            for requests in (self._queue, self._suspects):
-                for each in [each for each in requests if each.deliver is deliver]:
-                    requests.remove(each)
-            for each in self._active.values():
-                if each.deliver is deliver and each.handle is not None:
-                    each.handle.cancel()
-                    each.deliver = _nobody
+            for each in (*self._queue, *self._suspects, *self._active.values()):
+                if each.deliver is deliver:
+                    each.cancelled = True
 
     def _request(
         self,
@@ -379,14 +381,18 @@ class Generator:
                 if self._closed:
                     break
                 self._fill()
+            if not self._active:  # all were cancelled or not valid
+                continue
             try:
+                assert self._pipeline is not None
                 self._pipeline.step()
             except Exception as error:
-                self._recover(error)
+                if not self._recover(error):
+                    break
                 continue
             self._deliver_finished()
         for each in (*self._active.values(), *self._queue, *self._suspects):
-            each.fail("the model was unloaded")
+            each.fail(_UNLOADED)
 
     def _fill(self) -> None:
         """Add requests to the pipeline; a suspect runs alone."""
@@ -400,8 +406,11 @@ class Generator:
             self._add(self._queue.popleft())
 
     def _add(self, request: _PromptRequest) -> None:
+        if request.cancelled:
+            return
         self._number += 1
         try:
+            assert self._pipeline is not None
             request.handle = self._pipeline.add_request(
                 self._number, request.tokens, request.config
             )
@@ -413,21 +422,34 @@ class Generator:
     def _deliver_finished(self) -> None:
         finished: dict[Callable[..., None], list[tuple[int, Any, str | None]]] = {}
         for number, request in list(self._active.items()):
-            running = request.handle.get_status() == og.GenerationStatus.RUNNING
-            if request.stream is not None:
-                self._deliver_part(request, request.stream)
-            if running:
-                continue
-            with self._changed:
-                del self._active[number]
-            if request.stream is not None:
-                request.fail("the generation ended early")  # unless its last part was delivered
-                continue
-            value, error = self._completion(request)
-            finished.setdefault(request.deliver, []).append((request.row, value, error))
+            try:
+                if self._is_running(request):
+                    continue
+                with self._changed:
+                    del self._active[number]
+                if request.stream is not None:
+                    request.fail("the generation ended early")  # unless it was finished
+                    continue
+                if not request.cancelled:
+                    value, reason = self._completion(request)
+                    finished.setdefault(request.deliver, []).append((request.row, value, reason))
+            except Exception as error:  # of this request only
+                with self._changed:
+                    self._active.pop(number, None)
+                request.fail(one_line(error))
         for deliver, parts in finished.items():
             rows, values, errors = zip(*parts, strict=True)
             deliver(list(rows), list(values), list(errors))
+
+    def _is_running(self, request: _PromptRequest) -> bool:
+        """Return True if a request has not ended, after delivery of its new text."""
+        if request.cancelled:
+            request.handle.cancel()
+            return False
+        running: bool = request.handle.get_status() == og.GenerationStatus.RUNNING
+        if request.stream is not None:
+            self._deliver_part(request, request.stream)
+        return running
 
     def _deliver_part(self, request: _PromptRequest, stream: _PartConsumer) -> None:
         """Deliver the new tokens of a stream."""
@@ -463,12 +485,27 @@ class Generator:
         complete = outputs[0].finish_reason == og.GenerationFinishReason.STOP
         return Completion(text, complete, int(request.tokens.shape[1]), len(ids)), None
 
-    def _recover(self, error: Exception) -> None:
-        """Load the pipeline again, and run the requests of the failed step one by one."""
+    def _recover(self, error: Exception) -> bool:
+        """Load the pipeline again, and run the requests of the failed step one by one.
+
+        Returns False if it cannot be loaded; then all requests have failed.
+        """
         logger.warning("A step of the generation failed: %s", one_line(error))
         with self._changed:
             failed, self._active = list(self._active.values()), {}
+        for each in failed:
+            each.handle = None
+        self._pipeline = None  # releases its memory before the next one is loaded
+        try:
             self._pipeline = self._load()
+        except Exception as reason:
+            logger.exception("The model cannot be loaded again")
+            with self._changed:
+                self._closed = True
+            for each in failed:
+                each.fail(f"the model cannot be loaded again: {one_line(reason)}")
+            return False
+        failed = [each for each in failed if not each.cancelled]
         # A grammar is compiled in the first step of its request, which fails if it is not valid.
         grammars = [each for each in failed if each.has_grammar and not each.has_started]
         for request in failed:
@@ -479,10 +516,14 @@ class Generator:
                 request.fail(one_line(error))
             elif request.has_started and request.has_grammar:
                 request.fail("the engine failed, and the state of the grammar is lost")
-            elif grammars and request not in grammars:
-                self._queue.appendleft(request.resumed())
             else:
-                self._suspects.append(request.resumed())
+                resumed = request.resumed()
+                with self._changed:
+                    if grammars and request not in grammars:
+                        self._queue.appendleft(resumed)
+                    else:
+                        self._suspects.append(resumed)
+        return True
 
 
 class _RowError(Exception):
@@ -516,9 +557,10 @@ def _config(options: Mapping[str, Any], text: str) -> og.GenerationConfig:
     config.max_new_tokens = int(options["max_new_tokens"])
     config.apply_chat_template = False
     temperature = float(options.get("temperature") or 0.0)
-    if temperature > 0:
+    top_p = 1.0 if options.get("top_p") is None else float(options["top_p"])
+    if temperature > 0 and top_p > 0:  # otherwise the most probable token
         config.do_sample, config.temperature = True, temperature
-        config.top_p = float(options.get("top_p") or 1.0)
+        config.top_p = top_p
         # Of the text, so that a repeated row gets the same answer.
         content = hashlib.blake2b(text.encode(), digest_size=4).digest()
         config.rng_seed = int.from_bytes(content, "little") ^ int(options.get("seed") or 0)

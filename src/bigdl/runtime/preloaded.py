@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -121,8 +122,11 @@ def serve(path: str, names: Sequence[str], owner: Connection) -> None:
         for name in names:
             with suppress(Exception):
                 importlib.import_module(name)
+        ending: set[Connection] = set()  # forks that were asked to end
         while owner not in (
-            ready := wait([owner, listener, *forks], PRELOADED_LOOK_S if forks else None)
+            ready := wait(
+                [owner, listener, *(forks.keys() - ending)], PRELOADED_LOOK_S if forks else None
+            )
         ):
             if listener in ready:
                 with suppress(OSError, EOFError):
@@ -133,10 +137,12 @@ def serve(path: str, names: Sequence[str], owner: Connection) -> None:
                     held: list[Connection | socket.socket] = [owner, listener, connection, *forks]
                     forks[connection] = _fork(request, connection, held)
             for connection, pid in list(forks.items()):
-                if connection in ready:  # the process for which it runs was killed
+                if connection in ready:  # the process for which it runs has ended
+                    ending.add(connection)
                     os.kill(pid, signal.SIGTERM)
                 if (status := exit_status(pid)) is not None:
                     del forks[connection]
+                    ending.discard(connection)
                     with suppress(OSError), connection:
                         connection.send(status)
 
@@ -196,8 +202,20 @@ def _import_state() -> tuple[object, ...]:
     return sys.version, tuple(sys.flags), sys.path, os.getcwd(), variables
 
 
+def _await_socket(address: str) -> None:
+    """Wait a moment for the socket of a process that has just been started."""
+    end = time.monotonic() + PRELOADED_EXIT_S
+    while (
+        not os.path.exists(address)
+        and os.path.exists(os.path.dirname(address))
+        and time.monotonic() < end
+    ):
+        time.sleep(PRELOADED_LOOK_S / 10)
+
+
 def _run_in_fork(address: str) -> int | None:
     """Return the exit status of a fork that has run this program; None if none could."""
+    _await_socket(address)
     with suppress(OSError, EOFError), local_client(address) as connection:
         is_same = connection.recv() == _import_state()
         connection.send(ForkRequest(dict(os.environ), sys.argv[1:]) if is_same else None)

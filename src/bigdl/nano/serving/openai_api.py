@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
-import math
+import dataclasses
+import logging
 import re
 import secrets
 import time
@@ -22,13 +22,14 @@ from bigdl.nano.serving.batching import OverloadError
 from bigdl.nano.serving.future_awaiter import FutureAwaiter, late
 from bigdl.nano.serving.http_messages import Handler, HttpAnswer, HttpRequest, json_answer
 from bigdl.nano.serving.service import InferenceService, RequestTrace
-from bigdl.nano.serving.statuses import CallerGoneError, status_of
+from bigdl.nano.serving.statuses import ERROR, CallerGoneError, status_of
 
 if TYPE_CHECKING:
     from bigdl.nano.serving.repository import Deployment
     from bigdl.nano.serving.text_models import GeneratedPart, ServedText, TextGenerator
 
 orjson = LazyModule("orjson", "serving")
+_log = logging.getLogger("bigdl.nano.serving")
 T = TypeVar("T")
 D = TypeVar("D")
 Run = Callable[..., Awaitable[Any]]
@@ -40,6 +41,7 @@ _MOST_SCHEMA = 64 << 10  # bytes; a grammar is compiled from it
 _DEEPEST_SCHEMA = 64
 _MOST_REPEATED = 4096
 _MOST_PATTERN = 1024
+_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMA_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _TEXT_BYTES = 4  # per character, for the estimate of a large body
 
@@ -99,13 +101,13 @@ class OpenAIApi:
     # -- generation ----------------------------------------------------------------------------
 
     async def _chat(self, request: HttpRequest) -> HttpAnswer:
-        content = request.json()
+        content = await self._run(request.json, len(request.body))
         options = self._options(content, self._service.limits.max_new_tokens)
         options["log_probs"] = _field(content, "logprobs", bool, False)
         return await self._generated(request, content, _messages(content), options, _ChatForm())
 
     async def _complete(self, request: HttpRequest) -> HttpAnswer:
-        content = request.json()
+        content = await self._run(request.json, len(request.body))
         options = self._options(content, _COMPLETION_TOKENS)
         log_probs = _field(content, "logprobs", int, None, 0)
         if log_probs is not None and log_probs > 1:
@@ -187,7 +189,8 @@ class OpenAIApi:
         return HttpAnswer(
             content_type="text/event-stream",
             headers={"cache-control": "no-cache"},
-            parts=_EventStream(generation, request, usage),
+            # without the body, whose memory is released when this handler returns
+            parts=_EventStream(generation, dataclasses.replace(request, body=b""), usage),
         )
 
     # -- embeddings and ranks --------------------------------------------------------------------
@@ -468,7 +471,11 @@ class _EventStream:
             yield b"data: [DONE]\n\n"
         except Exception as error:
             self._error = error
-            yield _event({"error": error_content(str(error), status_of(error).http)})
+            status, sentence = status_of(error), str(error)
+            if status is ERROR:
+                _log.error("A stream failed", exc_info=error)
+                sentence = "The server failed; its log has the details"
+            yield _event({"error": error_content(sentence, status.http)})
 
     async def aclose(self) -> None:
         """Cancel the generation, unless it is finished, and release the model."""
@@ -691,45 +698,82 @@ def _schema(form: object) -> str | None:
             "response_format must have the type text, json_object or json_schema, the last with "
             "json_schema.schema"
         )
-    _check_schema(schema)
-    text = json.dumps(schema)
+    text = orjson.dumps(schema).decode()
     if len(text) > _MOST_SCHEMA:
         raise _invalid(f"A schema may have {_MOST_SCHEMA} characters, got {len(text)}")
+    _check_schema(schema)
     return text
 
 
-def _check_schema(schema: object, depth: int = 0) -> None:
-    """Raise a UsageError for a schema that the engine cannot compile, or not in a short time."""
-    if isinstance(schema, list):
-        for each in schema:
-            _check_schema(each, depth + 1)
-    if not isinstance(schema, dict):
-        return
+def _check_schema(schema: object, depth: int = 0, repeated: int = 1) -> None:
+    """Raise a UsageError for a schema that the engine cannot compile, or not in a short time.
+
+    Parameters
+    ----------
+    schema : object
+    depth : int
+        Number of enclosing schemas and lists.
+    repeated : int
+        Number of repetitions that the enclosing schemas allow.
+    """
     if depth > _DEEPEST_SCHEMA:
         raise _invalid(f"A schema may be nested {_DEEPEST_SCHEMA} levels deep")
+    if isinstance(schema, list):
+        for each in schema:
+            _check_schema(each, depth + 1, repeated)
+    if not isinstance(schema, dict):
+        return
     names = schema.get("type", [])
     for name in names if isinstance(names, list) else [names]:
         if isinstance(name, str) and name not in _SCHEMA_TYPES:
             raise _invalid(f"The schema has the unknown type {name[:60]!r}")
-    for key in ("minItems", "maxItems", "minLength", "maxLength", "maxProperties"):
-        size = schema.get(key)
-        if isinstance(size, int | float) and size > _MOST_REPEATED:
-            raise _invalid(f"{key} of a schema may be {_MOST_REPEATED} at most, got {size}")
+    for key in ("minLength", "maxLength"):
+        _check_repeated(key, schema, repeated)
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
-        numbers = [int(each) for each in re.findall(r"(?<=[{,])\d{1,9}(?=[,}])", pattern)]
-        if (
-            len(pattern) > _MOST_PATTERN
-            or math.prod(each or 1 for each in numbers) > _MOST_REPEATED
-        ):
-            raise _invalid("The pattern of a schema is too long, or repeats too often")
-        try:
-            re.compile(pattern)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise _invalid(f"The pattern of a schema is not valid: {error}") from None
+        _check_pattern(pattern, repeated)
+    items = max(_check_repeated(key, schema, repeated) for key in ("minItems", "maxItems"))
+    members = max(
+        _check_repeated(key, schema, repeated) for key in ("minProperties", "maxProperties")
+    )
     for key, value in schema.items():
-        if key not in ("enum", "const", "default", "examples"):
-            _check_schema(value, depth + 1)
+        inside = repeated
+        if key in ("items", "prefixItems", "contains"):
+            inside = items
+        elif key in ("additionalProperties", "patternProperties", "propertyNames"):
+            inside = members
+        if key in _SCHEMA_MAPS and isinstance(value, dict):
+            for name, each in value.items():
+                if key == "patternProperties":
+                    _check_pattern(name, repeated)
+                _check_schema(each, depth + 1, inside)
+        elif key not in ("enum", "const", "default", "examples"):
+            _check_schema(value, depth + 1, inside)
+
+
+def _check_repeated(key: str, schema: Mapping[str, Any], repeated: int) -> int:
+    """Return the repetitions within a keyword's limit; raise a UsageError if there are too many."""
+    size = schema.get(key)
+    if not isinstance(size, int | float) or size <= 1:
+        return repeated
+    if size * repeated > _MOST_REPEATED:
+        raise _invalid(
+            f"{key} of a schema may be {_MOST_REPEATED} at most, times those of the enclosing "
+            f"schemas, got {size}"
+        )
+    return int(size) * repeated
+
+
+def _check_pattern(pattern: str, repeated: int) -> None:
+    """Raise a UsageError for a regular expression that is not valid, long, or repeats often."""
+    for each in re.findall(r"(?<=[{,])\d{1,9}(?=[,}])", pattern):
+        repeated *= int(each) or 1
+    if len(pattern) > _MOST_PATTERN or repeated > _MOST_REPEATED:
+        raise _invalid("The pattern of a schema is too long, or repeats too often")
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise _invalid(f"The pattern of a schema is not valid: {error}") from None
 
 
 def _text_of(deployed: Deployment, *tasks: str) -> ServedText:

@@ -19,7 +19,7 @@ from pathlib import Path
 from bigdl.common.errors import UsageError
 from bigdl.common.platform.processes import start_in_background
 from bigdl.common.private_folders import cache_directory, remove_old
-from bigdl.common.timeouts import UNUSED_CLASSES_S
+from bigdl.common.timeouts import UNFINISHED_ARCHIVE_S, UNUSED_CLASSES_S
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import spark_home
 
@@ -106,10 +106,15 @@ def prepare_in_background(java_home: Path) -> None:
     if progress_form() != "bar" or os.environ.get("BIGDL_NO_PREPARE"):
         return
     with contextlib.suppress(OSError):  # already started, or the cache is not writable
-        marker = class_archive(java_home).with_suffix(".said")
+        marker = class_archive(java_home).with_suffix(".started")
         marker.parent.mkdir(parents=True, exist_ok=True)
+        remove_old([marker], UNFINISHED_ARCHIVE_S)  # of a run that did not end
         marker.touch(exist_ok=False)
-        start_in_background([sys.executable, "-m", __name__])
+        try:
+            start_in_background([sys.executable, "-m", __name__])
+        except OSError:
+            marker.unlink()
+            raise
         sys.stderr.write(
             "Preparing faster starts of Spark in the background, once for this machine (a minute "
             f"at low priority, and 200 MB in {marker.parent}; BIGDL_NO_PREPARE=1 prevents it)\n"

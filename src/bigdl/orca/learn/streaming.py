@@ -270,6 +270,32 @@ def train_stream(
     ------
     UsageError
         If the DataFrame is not a stream, or the folder cannot be used.
+
+    Examples
+    --------
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.streaming import StreamLearner, train_stream
+    >>> class Total(StreamLearner):
+    ...     value = 0
+    ...
+    ...     def update(self, rows):
+    ...         self.value += sum(rows["x"].to_pylist())
+    ...         return {"total": self.value}
+    ...
+    ...     def save(self, folder):
+    ...         (folder / "total.txt").write_text(str(self.value))
+    ...
+    ...     def load(self, folder):
+    ...         self.value = int((folder / "total.txt").read_text())
+    >>> sc = init_orca_context("local", cores=2)
+    >>> spark = OrcaContext.get_spark_session()
+    >>> spark.range(4).withColumnRenamed("id", "x").write.mode("overwrite").parquet("numbers")
+    >>> rows = spark.readStream.schema("x long").parquet("numbers")
+    >>> learner = Total()
+    >>> query = train_stream(rows, learner, "trained", available_now=True)
+    >>> query.awaitTermination()
+    >>> learner.value
+    6
     """
     if not getattr(data, "isStreaming", False):
         raise UsageError(

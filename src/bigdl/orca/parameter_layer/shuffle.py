@@ -89,6 +89,8 @@ class TaskConstants:
         Job number, if large messages are sent in files.
     group : str
         Name of a group of steps.
+    imports_torch : bool
+        See :class:`~bigdl.runtime.task.TaskSpec`.
     """
 
     training: str
@@ -98,6 +100,7 @@ class TaskConstants:
     import_path: tuple[str, ...]
     job: int | None
     group: str = ""
+    imports_torch: bool = True
 
 
 class Work:
