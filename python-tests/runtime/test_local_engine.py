@@ -25,6 +25,7 @@ from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.engine import LocalEngine
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.runtime import local
+from bigdl.runtime.process import cpu_slots
 
 X, Y = rays.rows()
 
@@ -74,6 +75,18 @@ def _no_process_is_left():
     LocalEngine().shutdown()
     left = [p for p in psutil.Process().children() if p not in before]
     assert [p for p in left if "_worker_main" in " ".join(p.cmdline())] == []
+
+
+def test_the_end_of_another_program_spares_the_replacements_of_a_job():
+    slot = cpu_slots(1)[0]
+    with local.Replacements(local.LocalProcesses()) as replacements:
+        replacements.prepare(slot, [])
+        worker = replacements.start(1, slot)
+        assert LocalEngine().run(lambda worker: worker.rank) == [0]
+        assert not worker.has_ended()
+    worker.process.wait(10.0)  # a fork ends with its server
+    assert worker.has_ended()
+    worker.end()
 
 
 def loader_creator(config, batch_size):

@@ -33,6 +33,17 @@ def test_none_is_retried_with_zero():
         FailurePolicy(0).allow_retry(WorkerLost("worker 1 was lost"))
 
 
+def test_a_loss_that_was_counted_does_not_count_again():
+    policy = FailurePolicy(1)
+    lost = WorkerLost("worker 1 was lost")
+    policy.allow_retry(lost)
+    lost.is_counted = True
+    assert policy.allow_retry(lost) == "failure 1 of 1"
+    assert not is_retried(policy)
+    with pytest.raises(WorkerLost, match=r"\(2 failures are more than max_failures=1\)"):
+        policy.allow_retry(lost)
+
+
 def test_old_losses_do_not_count_within_a_window():
     clock = Clock()
     policy = FailurePolicy(1, window=10.0, clock=clock)

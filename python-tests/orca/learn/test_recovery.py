@@ -1,9 +1,11 @@
 """Workers that are killed during a fit: others keep their process, and the result is the same."""
 
+import contextlib
 import os
 import random
 import shutil
 import signal
+import threading
 import time
 
 import faults
@@ -14,14 +16,19 @@ import ray_models
 import torch
 from refusals import refused
 
+from bigdl.common.errors import WorkerLost
 from bigdl.orca.engine import LocalEngine
 from bigdl.orca.learn.backends import LocalBackend, register_backend
 from bigdl.orca.learn.optimizers import Adam
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.trigger import SeveralIteration
+from bigdl.runtime.channel import Channel
+from bigdl.runtime.engine import PeerLost
+from bigdl.runtime.failure import FailurePolicy
+from bigdl.runtime.recovery import RecoveryMonitor, await_group, publish_record
 from bigdl.testing.chaos import Chaos, ChaosReport
-from bigdl.training.in_place import flat_values, shaped_values
+from bigdl.training.in_place import StepGuard, flat_values, shaped_values
 
 pytestmark = pytest.mark.fault
 
@@ -189,7 +196,8 @@ def test_loss_of_a_worker_and_its_rows_restarts_the_fit(table, undisturbed, tmp_
             super().act(runner)
 
     kill = LoseSpoolAndDie(tmp_path / "killed", 1, 13)
-    assert train(table, kill, recovery=None) == undisturbed
+    # the loss counts once, although both ways of recovery are tried
+    assert train(table, kill, recovery=None, max_failures=1) == undisturbed
     assert kill.marker.exists()
 
 
@@ -250,6 +258,115 @@ def test_exchanged_buffers_keep_every_digit():
         assert one.shape == other.shape
         assert one.dtype == other.dtype
         assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+class Driver:
+    """Two ranks of a job without processes, and the driver's side of its recovery."""
+
+    def __init__(self, max_failures, prepare=None):
+        self.channel = Channel(None).attempt(1)
+        policy, self.losses = FailurePolicy(max_failures), []
+
+        def on_loss(error):
+            self.losses.append(str(error))
+            try:
+                policy.allow_retry(error)
+            except WorkerLost:
+                return False
+            return True
+
+        self.monitor = RecoveryMonitor(self.channel, 2, 9.0, on_loss, prepare)
+        publish_record(self.channel, b"")
+
+    def regroup(self, *positions, lost=None):
+        group = self.monitor.group
+        if lost is not None and not self.monitor.accept(lost, WorkerLost("one is lost")):
+            return False
+        reports = [{"position": each, "cause": "reset by peer"} for each in positions]
+        ranks = [
+            threading.Thread(target=self.report, args=(group + 1, rank, report))
+            for rank, report in enumerate(reports)
+        ]
+        for each in ranks:
+            each.start()
+        try:
+            while self.monitor.group == group:
+                self.monitor.poll(lambda rank: None)
+        finally:
+            self.channel.set("abort", "")  # ends the ranks that were not announced a group
+            for each in ranks:
+                each.join()
+            self.channel.delete("abort")
+        return True
+
+    def report(self, group, rank, report):
+        with contextlib.suppress(PeerLost):
+            await_group(self.channel, group, rank, report, None)
+
+
+def test_a_loss_counts_once_and_its_group_does_not():
+    driver = Driver(1)
+    assert driver.regroup([1], None, lost=1)
+    assert not driver.regroup([1], None, lost=1)
+    assert driver.losses == ["one is lost"] * 2
+    assert driver.monitor.is_refused
+
+
+def test_collectives_that_always_fail_end_the_fit():
+    driver = Driver(2)
+    assert driver.regroup([1], [1])
+    assert driver.regroup([1], [1])
+    with pytest.raises(WorkerLost, match="lost their connections: reset by peer") as caught:
+        driver.regroup([1], [1])
+    assert driver.monitor.group == 2
+    assert len(driver.losses) == 3
+    assert caught.value.is_counted
+
+
+def test_preparation_that_fails_harms_no_fit(monkeypatch, caplog):
+    def fail(modules):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("bigdl.runtime.recovery.SPARE_START_S", 0.0)
+    driver = Driver(1, fail)
+    for _ in range(3):
+        driver.monitor.poll(lambda rank: None)
+    assert ["no more processes" in message for message in caplog.messages] == [True]
+    assert driver.regroup([1], None, lost=1)
+
+
+class TwoRanks:
+    """The part of a GradientSync that a StepGuard uses."""
+
+    world_size, rank = 2, 0
+
+    def __init__(self):
+        self.of_other = None
+
+    def all_gather(self, values):
+        return [values, self.of_other or values]
+
+    def carry(self, vector):
+        self.carried = vector
+
+
+def offer(guard, *shapes):
+    buffers = [torch.zeros(shape) for shape in shapes]
+    guard.offer(flat_values(buffers), buffers)
+
+
+def test_buffers_of_other_shapes_are_refused():
+    guard = StepGuard(TwoRanks(), None, None)
+    for _ in range(2):
+        offer(guard, 3, (2, 2))
+    with refused("unsupported", "the shape (3,), and in a later step (4,)", 'recovery="restart"'):
+        offer(guard, 4, (2, 2))  # as many bytes, with the padding
+    with refused("unsupported", "2 buffers, and in a later step 1"):
+        offer(guard, 3)
+    sync = TwoRanks()
+    sync.of_other = [5, 0]
+    with refused("unsupported", "[16, 40] bytes"):
+        offer(StepGuard(sync, None, None), 3)
 
 
 def test_goodput_is_the_share_of_time_for_steps_that_count():

@@ -252,6 +252,11 @@ class WorkerError(BigDLError, RuntimeError):
 class WorkerLost(BigDLError, RuntimeError):
     """Raised when a worker process or its host is lost (killed, out of memory, preempted).
 
+    Attributes
+    ----------
+    is_counted : bool
+        Whether the failure policy of the call has counted the loss already.
+
     Examples
     --------
     >>> import os, signal
@@ -265,6 +270,7 @@ class WorkerLost(BigDLError, RuntimeError):
     """
 
     code = "worker-lost"
+    is_counted = False
 
 
 class JobStopped(BigDLError, RuntimeError):

@@ -80,7 +80,8 @@ def _pickled(error: BaseException) -> bytes | None:
 class FailurePolicy:
     """Retry policy: a maximum number of failed attempts within a time window.
 
-    The policy counts failed attempts of one call, not lost workers.
+    The policy counts failed attempts of one call, not lost workers. A fit that replaces lost
+    workers in place counts each loss.
 
     Parameters
     ----------
@@ -114,6 +115,8 @@ class FailurePolicy:
     def allow_retry(self, error: WorkerLost) -> str:
         """Record a failed attempt; raise its error if the limit is exceeded.
 
+        An error with ``is_counted`` has been recorded before.
+
         Returns
         -------
         str
@@ -125,8 +128,9 @@ class FailurePolicy:
             The error, with the reason why it is not retried.
         """
         now = self.clock()
-        self._failures.append(now)
-        while self.window is not None and self._failures[0] < now - self.window:
+        if not error.is_counted:
+            self._failures.append(now)
+        while self._failures and self.window and self._failures[0] < now - self.window:
             self._failures.popleft()
         count = len(self._failures)
         within = "" if self.window is None else f" within {self.window:g} s"

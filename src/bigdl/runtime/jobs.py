@@ -407,7 +407,8 @@ class Job(contextlib.AbstractContextManager[Any, None]):
             Called with the attempt's channel before the workers start.
         on_loss : callable, optional
             ``on_loss(error)`` is called when a worker is lost that could be replaced while the
-            others continue; returns False to end the attempt instead.
+            others continue, or a collective has failed without a loss; returns False to end the
+            attempt instead. If the attempt ends after all, its WorkerLost has ``is_counted``.
 
         Returns
         -------
@@ -561,6 +562,7 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
         self._replaced: dict[int, int] = {}  # rank of each replacement, by its task index
         self._accepted: dict[int, BaseException] = {}  # the latest loss that was accepted
         self._accepted_in: int | None = None  # and the number of its group
+        self._counted: set[int] = set()  # all losses that were accepted
 
     def recover_with(
         self,
@@ -643,12 +645,20 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
         lost = worker_lost(workers_at(self._channel, [task_index]), *reason)
         if rank is None or not recovery.accept(rank, lost):
             return False
+        self._counted.add(task_index)
         call, kill = start(task_index, rank, recovery.group + 1)
         following = len(self._kills)
         self._replaced[following], self._running[call] = rank, following
         self._accepted, self._accepted_in = {task_index: error}, recovery.group
         self._kills = [*self._kills, kill]
         return True
+
+    @property
+    def is_counted(self) -> bool:
+        """True if `on_loss` has counted the losses that ended the attempt."""
+        if self._recovery is not None and self._recovery.is_refused:
+            return True
+        return bool(self.lost) and self._counted.issuperset(self.lost)
 
     def _rank_of(self, task_index: int) -> int | None:
         """Return the rank of a task; None if it has not started."""
@@ -713,7 +723,10 @@ class CalledJob(Job):
         if "nospool" in outcomes and not calls.lost:
             self._read_again()
             return None
-        raise self._failure(channel, calls, outcomes)
+        error = self._failure(channel, calls, outcomes)
+        if isinstance(error, WorkerLost):
+            error.is_counted = calls.is_counted
+        raise error
 
     def _replacing_spec(self, rank: int, group: int) -> TaskSpec:
         """Return the TaskSpec of a replacement."""

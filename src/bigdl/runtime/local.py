@@ -250,6 +250,7 @@ class LocalJob(CalledJob):
     @contextlib.contextmanager
     def _calls(self, channel: AttemptChannel) -> Iterator[WorkerCalls]:
         with (
+            Replacements(_processes) as replacements,
             _processes.borrow(self.num_workers, self.spec.threads) as workers,
             ThreadPoolExecutor(self.num_workers) as threads,
         ):
@@ -271,7 +272,7 @@ class LocalJob(CalledJob):
 
                 def run() -> tuple[int, str, str]:
                     try:
-                        started.append(_processes.replacement(rank, slot))
+                        started.append(replacements.start(rank, slot))
                         workers.extend(started)
                         if started[0].pending:
                             started[0].await_start()
@@ -292,7 +293,7 @@ class LocalJob(CalledJob):
                 return threads.submit(run), kill
 
             self._replacements = replace
-            self._prepare_replacement = functools.partial(_processes.prepare, workers[0].slot)
+            self._prepare_replacement = functools.partial(replacements.prepare, workers[0].slot)
             with WorkerCalls(channel, answers, kills, EOFError) as calls:
                 yield calls
 
@@ -443,8 +444,6 @@ class LocalProcesses:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[LocalWorker] = []
-        self._spare: LocalWorker | None = None  # without forks
-        self._server: ForkServer | None = None
         self._owner = os.getpid()
 
     @contextlib.contextmanager
@@ -468,7 +467,6 @@ class LocalProcesses:
             for worker in workers:
                 if worker.pending or worker.is_forked:  # interrupted during a call, or short-lived
                     worker.end()
-            self.end_spare()
             most = max(number, 2 * len(usable_cores()))
             with self._lock:
                 kept = [each for each in workers if not (each.pending or each.is_forked)]
@@ -480,10 +478,50 @@ class LocalProcesses:
         """End the idle worker processes."""
         if os.getpid() != self._owner:
             return
-        self.end_spare()
         with self._lock:
             idle, self._idle = self._idle, []
         _end(idle)
+
+    def take(self, rank: int, slot: CpuSlot) -> LocalWorker:
+        """Return an idle worker with these cores, or one that is starting."""
+        with self._lock:
+            if os.getpid() != self._owner:  # a forked child starts separate processes
+                self._idle, self._owner = [], os.getpid()
+            for worker in self._idle:
+                if worker.slot == slot and not worker.has_ended():
+                    self._idle.remove(worker)
+                    worker.rank = rank
+                    return worker
+        return LocalWorker(rank, slot)
+
+
+class Replacements(contextlib.AbstractContextManager["Replacements", None]):
+    """Context manager of the processes that take the places of a job's lost workers.
+
+    At the end of the block, or with this process, they end.  A forked child of this process leaves
+    them alone.
+
+    Parameters
+    ----------
+    pool : LocalProcesses
+        Gives workers if none was prepared.
+    """
+
+    def __init__(self, pool: LocalProcesses) -> None:
+        self._pool, self._owner = pool, os.getpid()
+        self._lock = threading.Lock()
+        self._spare: LocalWorker | None = None  # without forks
+        self._server: ForkServer | None = None
+
+    def __exit__(self, *_: object) -> None:
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            waiting = self._spare, self._server
+            self._spare = self._server = None
+        for each in waiting:
+            if each is not None:
+                each.end()
 
     def prepare(self, slot: CpuSlot, modules: Sequence[str]) -> None:
         """Prepare for a loss, since a process needs seconds to start.
@@ -507,7 +545,7 @@ class LocalProcesses:
             else:
                 self._spare = LocalWorker(0, slot)
 
-    def replacement(self, rank: int, slot: CpuSlot) -> LocalWorker:
+    def start(self, rank: int, slot: CpuSlot) -> LocalWorker:
         """Return a worker for the place of a lost one; it may still be starting.
 
         It may have other cores, see :meth:`LocalWorker.move_to`.
@@ -523,28 +561,7 @@ class LocalProcesses:
             return spare
         if spare is not None:
             spare.end()
-        return self.take(rank, slot)
-
-    def end_spare(self) -> None:
-        """End what :meth:`prepare` has started, and the workers that were forked."""
-        with self._lock:
-            waiting = self._spare, self._server
-            self._spare = self._server = None
-        for each in waiting:
-            if each is not None:
-                each.end()
-
-    def take(self, rank: int, slot: CpuSlot) -> LocalWorker:
-        """Return an idle worker with these cores, or one that is starting."""
-        with self._lock:
-            if os.getpid() != self._owner:  # a forked child starts separate processes
-                self._idle, self._owner = [], os.getpid()
-            for worker in self._idle:
-                if worker.slot == slot and not worker.has_ended():
-                    self._idle.remove(worker)
-                    worker.rank = rank
-                    return worker
-        return LocalWorker(rank, slot)
+        return self._pool.take(rank, slot)
 
 
 def _end(workers: Sequence[LocalWorker]) -> None:

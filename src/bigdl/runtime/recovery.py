@@ -97,10 +97,18 @@ class RecoveryMonitor:
         Seconds after which a collective without progress fails: a silent worker that makes the
         others wait longer is ended.
     on_loss : callable
-        ``on_loss(error)`` returns True if a replacement may start.
+        ``on_loss(error)`` counts a failure and returns True if the attempt may continue.
     prepare : callable, optional
         ``prepare(modules)`` is called a few seconds after the start of the steps and of each group,
-        to prepare a process for the next loss, which will import the modules.
+        to prepare a process for the next loss, which will import the modules. If it fails, the
+        next replacement is started after the loss.
+
+    Attributes
+    ----------
+    group : int
+        Number of the current group.
+    is_refused : bool
+        Whether `on_loss` has ended the attempt.
     """
 
     def __init__(
@@ -115,6 +123,7 @@ class RecoveryMonitor:
         self._on_loss, self._prepare = on_loss, prepare
         self._prepare_at: float | None = None
         self.group = 0
+        self.is_refused = False
         self._reports = 0
         self._waiting_since: float | None = None
         self._has_loss = False
@@ -124,15 +133,26 @@ class RecoveryMonitor:
         channel = self._channel
         if not channel.has(_RECORD) or channel.has("abort") or channel.count("failed"):
             return False
-        if not self._on_loss(error):
+        if not self._count(error):
             return False
         self._has_loss = True
         channel.delete(f"ready/{self.group + 1}/{rank}")
         channel.set(broken_key(self.group), "")
         return True
 
+    def _count(self, error: WorkerLost) -> bool:
+        """Count a failure; return False if it must end the attempt."""
+        self.is_refused = not self._on_loss(error)
+        return not self.is_refused
+
     def poll(self, kill_rank: Callable[[int], None]) -> None:
-        """Announce the next group once all ranks are ready; end silent workers."""
+        """Announce the next group once all ranks are ready; end silent workers.
+
+        Raises
+        ------
+        WorkerLost
+            If no rank has a state any more, or a group without a loss is one failure too many.
+        """
         channel = self._channel
         self._prepare_for_loss()
         if channel.count(_REPORTS) == self._reports and self._waiting_since is None:
@@ -161,11 +181,30 @@ class RecoveryMonitor:
                 self._prepare_at = now + SPARE_START_S
         elif now >= self._prepare_at:
             self._prepare_at = float("inf")
-            self._prepare(self._channel.get_json(_MODULES))
+            modules = self._channel.get_json(_MODULES)
+            try:
+                self._prepare(modules)
+            except Exception as error:  # for example a limit of processes
+                logger.warning(
+                    "No process can be started in advance, so the replacement of a lost worker "
+                    "takes seconds longer: %s",
+                    error,
+                )
 
     def _start(self, group: int, reports: list[Report]) -> None:
         if all(report["position"] is None for report in reports):
-            raise WorkerLost("All workers were lost")
+            raise _counted(WorkerLost("All workers were lost"))
+        if not self._has_loss:  # a collective has failed, and might fail again and again
+            causes = filter(None, (report.get("cause") for report in reports))
+            cause = next(causes, "a collective operation has failed")
+            error = WorkerLost(f"The workers lost their connections: {cause}")
+            if not self._count(error):
+                raise _counted(error)
         self._channel.set_json(f"go/{group}", reports)
         self.group, self._waiting_since, self._has_loss = group, None, False
         self._prepare_at = time.monotonic() + SPARE_START_S
+
+
+def _counted(error: WorkerLost) -> WorkerLost:
+    error.is_counted = True
+    return error

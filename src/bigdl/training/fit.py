@@ -253,6 +253,8 @@ class TrainingSession:
         elif policy.max_failures == 0:
             # without retries the checkpoints have no use
             settings = replace(settings, checkpoint_trigger=None)
+        if policy.max_failures == 0:  # nor has a process that waits for a loss
+            settings = replace(settings, recovery="restart")
         program = program_of(settings)
         progress.start(engine.num_workers)
 
@@ -388,9 +390,7 @@ def run_in_workers(call: FitCall) -> Checkpoint:
             reason = call.policy.allow_retry(error)
         except WorkerLost:
             return False
-        logger.warning(
-            "%s; a new process takes its rank, and the others keep their state (%s)", error, reason
-        )
+        logger.warning("%s; the workers continue in place (%s)", error, reason)
         return True
 
     in_place = call.program.settings.recovery != "restart"

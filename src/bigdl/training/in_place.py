@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import gc
 import json
+import zlib
 from dataclasses import astuple, fields
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import LEAVE_GROUP_S
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.recovery import Report, await_group
@@ -131,6 +133,8 @@ class StepGuard:
         self._pending: Callable[[], Sequence[torch.Tensor]] | None = None  # waits for an exchange
         self._offered: list[torch.Tensor] | None = None
         self._saved: tuple[int, int, int, object] | None = None
+        self._shapes: list[torch.Size] | None = None  # of the first step
+        self._is_agreed = False  # by the ranks of this group
 
     def begin_epoch(self) -> None:
         """Record the state before the first step of an epoch; may be a collective operation."""
@@ -146,19 +150,47 @@ class StepGuard:
         numbers = position.epoch, position.batch, position.global_step
         self._saved = (*numbers, self._step.facts_of_step())
 
-    def offer(self, vector: torch.Tensor) -> None:
+    def offer(self, vector: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
         """Start to exchange the state that this rank will have after the update that follows.
 
         Parameters
         ----------
         vector : torch.Tensor
             Vector of float64, of equal length on all ranks.
+        values : sequence of torch.Tensor
+            The buffers in the vector.
+
+        Raises
+        ------
+        UsageError
+            If the shapes of the buffers differ between ranks or between steps.
         """
+        self._check_shapes(vector.numel(), [value.shape for value in values])
         if vector.numel() * self._sync.world_size <= _CARRIED_VALUES:
             self._sync.carry(vector)
             self._pending = self._sync.carried
         else:
             self._pending = self._sync.begin_all_gather(vector)
+
+    def _check_shapes(self, size: int, shapes: list[torch.Size]) -> None:
+        """Check that a state fits those of the other ranks; collective in a group's first step."""
+        if self._shapes is None:
+            self._shapes = shapes
+        if shapes != self._shapes:
+            pairs = zip(self._shapes, shapes, strict=False)
+            was, found = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
+            raise _other_shapes(
+                f"a buffer had the shape {tuple(was)}, and in a later step {tuple(found)}"
+                if was is not None and found is not None
+                else f"the model had {len(self._shapes)} buffers, and in a later step {len(shapes)}"
+            )
+        if not self._is_agreed:
+            number = zlib.crc32(repr([tuple(shape) for shape in shapes]).encode())
+            everyone = self._sync.all_gather([size, number])
+            if any(each != everyone[0] for each in everyone):
+                sizes = [int(each) * 8 for each, _ in everyone]
+                raise _other_shapes(f"the ranks' buffers and sums have {sizes} bytes")
+            self._is_agreed = True
 
     def collect(self) -> None:
         """Wait for the exchange; call it before the weights are updated."""
@@ -175,6 +207,7 @@ class StepGuard:
     def forget(self) -> None:
         """Forget an unfinished exchange, which would keep the sockets of its group open."""
         self._pending = self._offered = None
+        self._is_agreed = False  # a replacement asks the others
         self._sync.carry(None)
 
     def roll_back(self) -> None:
@@ -234,6 +267,15 @@ class StepGuard:
         self._keep()
 
 
+def _other_shapes(reason: str) -> UsageError:
+    return UsageError(
+        "A recovery in place needs buffers of the same shapes on all workers and in all steps, but "
+        f'{reason}; pass recovery="restart", or keep such values outside of the model\'s buffers',
+        code="unsupported",
+        argument="recovery",
+    )
+
+
 def rejoin(
     worker: Worker,
     sync: GradientSync,
@@ -269,6 +311,7 @@ def rejoin(
             "position": guard.newest() if has_state else None,
             "due": state.is_due,
             "stop": state.stop,
+            "cause": None if cause is None else str(cause),
         }
         reports = await_group(worker.channel, group, worker.rank, report, cause)
         worker.group = group

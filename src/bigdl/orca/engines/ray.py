@@ -108,7 +108,8 @@ class RayPool:
         Yields
         ------
         list of (str, actor)
-            The caller appends actors that replace lost ones.
+            The caller appends actors that replace lost ones, and puts None in the place of an
+            actor that has died or was killed.
 
         Raises
         ------
@@ -129,7 +130,8 @@ class RayPool:
             finally:
                 with self._lock:
                     for node, actor in actors:
-                        self._idle.setdefault(node, []).append(actor)
+                        if actor is not None:
+                            self._idle.setdefault(node, []).append(actor)
 
     def close(self) -> None:
         """Stop the idle workers."""
@@ -280,14 +282,22 @@ class RayJob(CalledJob):
                 actor.run.remote(spec, self._attempts, rank).future()
                 for rank, (_, actor) in enumerate(actors)
             ]
-            kills = [functools.partial(kill, actor) for _, actor in actors]
+
+            def end(task_index: int):
+                node, actor = actors[task_index]
+                actors[task_index] = node, None
+                if actor is not None:
+                    kill(actor)
+
+            kills = [functools.partial(end, task_index) for task_index in range(len(actors))]
 
             def replace(lost: int, rank: int, group: int):
+                end(lost)
                 node, task_index = actors[lost][0], len(actors)
                 actors.append((node, engine.pool.idle_or_new(node)))
                 replacing = self._replacing_spec(rank, group)
                 call = actors[-1][1].run.remote(replacing, self._attempts, task_index)
-                return call.future(), functools.partial(kill, actors[-1][1])
+                return call.future(), functools.partial(end, task_index)
 
             self._replacements = replace
             self._prepare_replacement = lambda modules: engine.pool.prepare(n for n, _ in actors)

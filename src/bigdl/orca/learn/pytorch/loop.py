@@ -857,9 +857,8 @@ class TorchStep(WorkerStep):
         sums = replace(self.context.state.sums)
         sums.add(*parts, rows, step_s=0.0)
         vector = sums_vector(sums, self.running.rows + rows)
-        cast("StepGuard", self.guard).offer(
-            joined(vector, flat_values(self.running.local_values()))
-        )
+        values = self.running.local_values()
+        cast("StepGuard", self.guard).offer(joined(vector, flat_values(values)), values)
 
     def _forward(self, rows: int) -> None:
         runner = self.runner

@@ -426,7 +426,8 @@ class VirtualStep(TorchStep):
         for each, part, rows in zip(sums, parts, sizes, strict=True):
             each.add(*part, rows, step_s=0.0)
         if self.guard is not None:
-            self.guard.offer(self._vector_of(sums))
+            buffers = [value for values in self.running.values for value in values]
+            self.guard.offer(self._vector_of(sums), buffers)
         self._tree.update(total)
         backward_s += time.perf_counter() - before - (sync.collective_s - before_s)
         position.batch += 1
