@@ -178,10 +178,10 @@ class StepGuard:
             self._shapes = shapes
         if shapes != self._shapes:
             pairs = zip(self._shapes, shapes, strict=False)
-            was, found = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
+            old, new = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
             raise _other_shapes(
-                f"a buffer had the shape {tuple(was)}, and in a later step {tuple(found)}"
-                if was is not None and found is not None
+                f"a buffer had the shape {tuple(old)}, and in a later step {tuple(new)}"
+                if old is not None and new is not None
                 else f"the model had {len(self._shapes)} buffers, and in a later step {len(shapes)}"
             )
         if not self._is_agreed:
