@@ -73,7 +73,7 @@ LLM = [
     "openvino-tokenizers>=2026.4,<2027",
     "peft>=0.21,<1",
     "safetensors>=0.5",
-    "tokenizers>=0.22",
+    "tokenizers>=0.23.1",
     "transformers>=5.20,<6",
 ]
 FRIESIAN = [*ORCA, "xxhash>=3.5"]

@@ -63,6 +63,30 @@ def test_files_of_killed_tasks_are_skipped(tmp_path):
     assert reader.find(keys) == {keys[0]: ("zero", None)}
 
 
+def test_answers_without_a_file_of_keys_are_found(tmp_path):
+    prefix = prefix_of("model", {})
+    keys = [key_of(prefix, str(n)) for n in range(3)]
+    reader = Journal(str(tmp_path))
+    for key in keys[:2]:
+        journal = Journal(str(tmp_path))
+        journal.add([(key, "text", None)])
+        journal.flush()
+    for each in tmp_path.glob("*.keys"):
+        each.unlink()
+    (tmp_path / "1.parquet").write_bytes(b"half of a file")
+    for _ in range(2):
+        reader.refresh()
+        assert reader.find(keys) == dict.fromkeys(keys[:2], ("text", None))
+    journal = Journal(str(tmp_path))
+    journal.add([(keys[2], "new", None)])
+    journal.flush()
+    written = next(tmp_path.glob("*.keys"))
+    written.with_suffix("").rename(tmp_path / "1.parquet")  # the file is complete now
+    written.rename(tmp_path / "1.parquet.keys")
+    reader.refresh()
+    assert reader.find(keys)[keys[2]] == ("new", None)
+
+
 def keys_in(folder):
     return sum(len(path.read_bytes()) // 16 for path in folder.glob("*.keys"))
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -159,12 +160,36 @@ def test_a_classifier_is_fine_tuned_and_its_files_have_the_labels(encoder, tmp_p
     assert accuracy == pytest.approx(history[-1]["val_accuracy"])
     predicted = estimator.predict(frame[["text"]]).label
     assert predicted.tolist() == [("cat", "none")[index] for index in classes]
+    converted = estimator.text_model()
+    assert converted is estimator.text_model()
     again = Estimator.from_transformers(
         encoder, task="classification", backend="local", labels=["cat", "none"]
     )
     again.load(tmp_path / "saved")
     for ours, theirs in zip(again.get_model().parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+    estimator.fit(frame, 1, 16, text_col="text", label_cols="topic", seed=1)
+    assert estimator.text_model() is not converted
+
+
+def classifier(folder, *labels, **options):
+    return Estimator.from_transformers(
+        folder, task="classification", backend="local", labels=labels, **options
+    )
+
+
+def test_a_classifier_with_other_classes_is_not_loaded(encoder, tmp_path):
+    saved = classifier(encoder, "a", "b").save(tmp_path / "saved")
+    fresh = classifier(encoder)
+    fresh.load(saved)
+    assert fresh.get_model().config.id2label == {0: "a", 1: "b"}
+    for labels in (("b", "a"), ("a", "b", "c")):
+        with refused("model-mismatch", "a, b"):
+            classifier(encoder, *labels).load(saved)
+    with refused("model-mismatch", "classifier"):
+        classifier(encoder).load(encoder)  # without a head
+    with refused("path-missing", "nowhere"):
+        fresh.load(tmp_path / "nowhere")
 
 
 def test_wrong_arguments_are_named(decoder, encoder, tmp_path):
@@ -190,12 +215,9 @@ def test_wrong_arguments_are_named(decoder, encoder, tmp_path):
         Estimator.from_transformers(tmp_path / "no-folder", task="causal_lm")
     with refused("unsupported", "bigdl"):
         Estimator.from_transformers(decoder, task="causal_lm", backend="bigdl")
-    classifier = Estimator.from_transformers(
-        encoder, task="classification", backend="local", labels=["a", "b"]
-    )
     rows = pd.DataFrame({"text": ["a", "b"], "label": ["a", "c"]})
     with refused("data-value", "'c'"):
-        classifier.fit(rows, text_col="text", label_cols="label")
+        classifier(encoder, "a", "b").fit(rows, text_col="text", label_cols="label")
 
 
 # -- adapters --------------------------------------------------------------------------------------
@@ -230,6 +252,41 @@ def difference(one, other):
     )
     assert list(ours) == list(theirs)
     return max(float((ours[n] - theirs[n]).abs().max()) for n in ours)
+
+
+def test_all_new_layers_of_a_classifier_are_in_its_adapter(encoder, tmp_path):
+    peft = pytest.importorskip("peft", reason="needs pip install peft")
+    import transformers
+
+    folder = tmp_path / "no-pooler"
+    shutil.copytree(encoder, folder)
+    transformers.BertModel.from_pretrained(encoder, add_pooling_layer=False).save_pretrained(folder)
+    adapter = peft.LoraConfig(r=4, target_modules=["query", "dense"], modules_to_save=["norm"])
+    ours = classifier(folder, "b", "a", peft=adapter)
+    saved = ours.save(tmp_path / "adapter")
+    assert adapter.modules_to_save == ["norm"]
+    trained = ours.estimator.get_model().state_dict()
+    assert any("pooler" in name for name in trained)
+    again = classifier(folder, peft=adapter)
+    again.load(saved)
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    ids = torch.arange(4, 12)[None]
+    with torch.no_grad():
+        expected = ours.get_model()(ids).logits
+        assert torch.equal(again.get_model()(ids).logits, expected)
+        loaded = peft.PeftModel.from_pretrained(base, saved).eval()
+        assert torch.equal(loaded(ids).logits, expected)
+    assert again.get_model().config.id2label == {0: "b", 1: "a"}
+    with refused("model-mismatch", "b, a"):
+        classifier(folder, "a", "b", peft=adapter).load(saved)
+    with refused("path-exists", "adapter"):
+        ours.save(saved, merge=True)
+    other = peft.LoraConfig(r=4, target_modules=["query", "dense"], lora_alpha=16)
+    with refused("model-mismatch", "lora_alpha"):
+        classifier(folder, peft=other).load(saved)
+    os.unlink(tmp_path / "adapter" / "labels.json")
+    with refused("argument-missing", "labels"):
+        classifier(folder, peft=adapter).load(saved)
 
 
 @pytest.mark.slow
@@ -309,6 +366,16 @@ def test_spark_trains_the_adapter_of_a_pandas_frame(orca_spark, decoder, tmp_pat
     frame.write.parquet(str(tmp_path / "rows"))
     of_files, _ = tuned(decoder, str(tmp_path / "rows"), backend="spark", workers=2, **options)
     assert difference(expected, of_files) < 1e-6
+
+
+def test_a_lost_worker_restarts_a_fit_on_pairs(encoder, monkeypatch):
+    estimator = Estimator.from_transformers(encoder, task="embedding", backend="local")
+    seen = {}
+    monkeypatch.setattr(estimator.estimator, "fit", lambda *a, **options: seen.update(options))
+    estimator.fit(answers(8), text_col="q", label_cols="a", recovery=None)
+    assert seen["recovery"] == "restart"
+    with refused("argument-conflict", "recovery"):
+        estimator.fit(answers(8), text_col="q", label_cols="a", recovery="in_place")
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 Every task appends files, and finds the answers of other tasks before it computes rows. To continue
 a job that died, run it again with the same journal: only rows without an answer are computed. Each
-Parquet file has a small file with its keys, which is written after it. A task keeps 16 bytes of
-memory for each key, and reads answers when it needs them.
+Parquet file has a small file with its keys, which is written after it; without one, its keys are
+read from the Parquet file. A task keeps 16 bytes of memory for each key, and reads answers when it
+needs them.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Journal:
         self._lock = threading.Lock()
         self._files: list[str] = []
         self._indexed: set[str] = set()
+        self._unreadable: set[str] = set()  # Parquet files that have no file of keys, either
         # Sorted runs of (first 8 bytes of keys, file << 32 | row), each twice as long as the next.
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []
         self._recent: OrderedDict[int, list[tuple[bytes, Any, str | None]]] = OrderedDict()
@@ -83,11 +85,31 @@ class Journal:
         with self._lock:
             if not exists(self.path):
                 return
-            for url in sorted(listdir(self.path)):
+            urls = sorted(listdir(self.path))
+            for url in urls:
                 name = url.rpartition("/")[2].removesuffix(_KEYS)
                 if url.endswith(_KEYS) and name not in self._indexed:
                     content = read_bytes(url)
                     self._index(name, content[: len(content) // _KEY_BYTES * _KEY_BYTES])
+            for url in urls:  # of writers that died before they wrote the keys, or of old journals
+                name = url.rpartition("/")[2]
+                is_new = name not in self._indexed and name not in self._unreadable
+                if url.endswith(".parquet") and is_new:
+                    keys = self._keys_in(url)
+                    if keys is None:
+                        self._unreadable.add(name)
+                    else:
+                        self._index(name, keys)
+
+    def _keys_in(self, url: str) -> bytes | None:
+        """Return the keys of a Parquet file, or None if it cannot be read."""
+        try:
+            table = pq.read_table(io.BytesIO(read_bytes(url)), columns=["key"])
+            keys = table.column("key").cast(pa.binary(_KEY_BYTES)).to_pylist()
+            return b"".join(keys)
+        except (pa.ArrowException, KeyError, TypeError, UsageError) as error:
+            logger.warning("The journal's file %s is skipped: %s", url, one_line(error))
+            return None
 
     def _index(self, name: str, keys: bytes) -> None:
         """Add the keys of a file to the runs."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 import os
 import shutil
@@ -15,8 +17,9 @@ import torch
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, as_usage_error, hide_frames, require
+from bigdl.llm.conversion import read_json
 from bigdl.llm.functions import classify, embed, prompt
-from bigdl.llm.model import TextModel
+from bigdl.llm.model import PRECISIONS, TextModel
 from bigdl.llm.tuning.module import ModuleSource, TuningModule, label_count
 from bigdl.llm.tuning.rows import (
     CAUSAL,
@@ -44,6 +47,9 @@ T = TypeVar("T")
 _LONGEST = 1024  # tokens of a row by default
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _RATES = {True: 2e-4, False: 5e-5}  # of AdamW, with and without an adapter
+_LABELS = "labels.json"  # classes of a classifier, beside its adapter
+# Settings of adapters that change results, but not the names and sizes of weights.
+_SCALES = ("peft_type", "lora_alpha", "alpha", "alpha_pattern", "use_rslora")
 
 
 @hide_frames
@@ -88,6 +94,8 @@ class TextEstimator:
         self.estimator = estimator
         self._source, self._tokenizer, self._in_spark = source, tokenizer, in_spark
         self._rows: RowTokenizer | None = None  # of the last fit
+        self._converted: dict[str, TextModel] = {}  # by precision
+        self._converted_weights = b""  # hash of the weights of those models
 
     @property
     def task(self) -> str:
@@ -174,6 +182,7 @@ or str
         columns.check(self.task)
         if self.task == EMBEDDING:
             self._check_pairs(validation_data, batch_size, options)
+            options["recovery"] = "restart"
         data, validation_data = self._opened(data), self._opened(validation_data)
         if self.task == CLASSIFICATION and not self._source.classes:
             self._source.classes = class_names(data, str(label_cols))
@@ -232,7 +241,7 @@ or str
     def predict(self, data: T, template: str | None = None, **options: object) -> T:
         """Add a column with the answers of the trained model to a table.
 
-        The model is merged and converted once after each fit, see :meth:`text_model`.
+        The model is merged and converted once for the same weights, see :meth:`text_model`.
 
         Parameters
         ----------
@@ -278,6 +287,9 @@ or str
     def text_model(self, precision: str = "auto") -> TextModel:
         """Return the trained model for the AI functions on tables.
 
+        It is merged and converted by the first call with a precision after each change of the
+        weights.
+
         Parameters
         ----------
         precision : {"auto", "fp32", "int8", "int4"}
@@ -296,9 +308,17 @@ or str
         --------
         >>> estimator.text_model("fp32").save("converted")  # doctest: +SKIP
         """
-        with tempfile.TemporaryDirectory(prefix="bigdl-merged-") as folder:
-            self.save(folder, merge=True)
-            return TextModel(folder, precision)
+        check_choice("precision", precision, PRECISIONS)
+        total = hashlib.blake2b(self.estimator._weights())
+        total.update(json.dumps(self._source.classes).encode())
+        if self._converted_weights != total.digest():
+            self._converted, self._converted_weights = {}, total.digest()
+        model = self._converted.get(precision)
+        if model is None or not model.path.exists():
+            with tempfile.TemporaryDirectory(prefix="bigdl-merged-") as folder:
+                self.save(folder, merge=True)
+                model = self._converted[precision] = TextModel(folder, precision)
+        return model
 
     def get_model(self) -> torch.nn.Module:
         """Return a copy of the trained model: a transformers model, or peft's with an adapter.
@@ -321,7 +341,8 @@ or str
         Parameters
         ----------
         path : str or os.PathLike
-            Local folder. An adapter is written as peft does, without the weights of the model.
+            Local folder that does not exist, or is empty. An adapter is written as peft does,
+            without the weights of the model, and with the classes in ``labels.json``.
         merge : bool
             Whether to add the adapter to the weights and write the whole model.
 
@@ -333,21 +354,32 @@ or str
         Raises
         ------
         UsageError
-            If the folder has other files, or cannot be written.
+            If the folder is not empty, or cannot be written.
 
         Examples
         --------
         >>> estimator.save("adapter")  # doctest: +SKIP
         """
         path = os.fspath(path)
+        target, is_whole = Path(path), merge or self._source.peft is None
+        failure = f"{path!r} cannot be written"
+        with as_usage_error(failure, code="path-unusable", path=path):
+            is_used = target.exists() and any(target.iterdir())
+        if is_used:
+            raise UsageError(
+                f"{path!r} is not empty; choose another folder", code="path-exists", path=path
+            )
         model: Any = self.get_model()
         if merge and self._source.peft is not None:
             model = model.merge_and_unload()
-        with as_usage_error(f"{path!r} cannot be written", code="path-unusable", path=path):
-            Path(path).mkdir(parents=True, exist_ok=True)
+        with as_usage_error(failure, code="path-unusable", path=path):
+            target.mkdir(parents=True, exist_ok=True)
             model.save_pretrained(path)
             self._tokenizer.save_pretrained(path)
-            self._copy_extras(Path(path), is_whole=merge or self._source.peft is None)
+            self._copy_extras(target, is_whole=is_whole)
+            if self.task == CLASSIFICATION and not is_whole:
+                labels = json.dumps(_classes_of(model.config), ensure_ascii=False)
+                (target / _LABELS).write_text(labels, encoding="utf-8")
         return path
 
     def _copy_extras(self, target: Path, *, is_whole: bool) -> None:
@@ -380,30 +412,78 @@ or str
         >>> estimator.load("adapter")  # doctest: +SKIP
         """
         path = os.fspath(path)
-        config = self._source.classes
-        if self.task == CLASSIFICATION and not config:
+        if not Path(path).is_dir():
+            raise UsageError(f"There is no folder {path!r}", code="path-missing", path=path)
+        source = self._source
+        if self.task == CLASSIFICATION:
+            source = dataclasses.replace(source, classes=self._classes_in(path))
+        if source.peft is None:
+            model, missing = dataclasses.replace(source, folder=path).base()
+            module = TuningModule(model, self.task)
+        else:
+            module = source({})
+            missing = self._load_adapter(module, path)
+        if missing:
+            raise UsageError(
+                f"{path!r} lacks weights of this Estimator's model: {', '.join(missing[:3])}; load "
+                "what save has written, with the same peft configuration",
+                code="model-mismatch",
+                path=path,
+            )
+        self.estimator.load_state_dict(dict(module.state_dict()))
+        self._source.classes = source.classes
+
+    def _classes_in(self, path: str) -> tuple[str, ...]:
+        """Return the classes of the files in a folder, which should be those of this Estimator."""
+        own = self._source.classes
+        if self._source.peft is None:
             transformers = require("transformers", "llm")
             with as_usage_error(f"{path!r} cannot be read", code="file-damaged", path=path):
-                labels = transformers.AutoConfig.from_pretrained(path).id2label
-            self._source.classes = tuple(labels[index] for index in range(len(labels)))
-        if self._source.peft is None:
-            module = TuningModule(dataclasses.replace(self._source, folder=path).base(), self.task)
+                found = _classes_of(transformers.AutoConfig.from_pretrained(path))
         else:
-            peft = require("peft", "llm")
-            module = self._source({})
-            with as_usage_error(
-                f"{path!r} has no adapter of this model", code="model-mismatch", path=path
-            ):
-                weights = peft.load_peft_weights(path, device="cpu")
-                result = peft.set_peft_model_state_dict(module.model, weights)
-            if result.unexpected_keys:
+            found = tuple(map(str, read_json(Path(path, _LABELS)))) or own
+        if not found:
+            raise UsageError(
+                f"{path!r} has no {_LABELS} with the classes of the adapter; pass labels= to "
+                "Estimator.from_transformers, in the order of the training",
+                code="argument-missing",
+                argument="labels",
+            )
+        if own and found != own:
+            raise UsageError(
+                f"{path!r} has the classes {', '.join(found)}, but this Estimator has "
+                f"{', '.join(own)}; pass labels={list(found)} to Estimator.from_transformers",
+                code="model-mismatch",
+                path=path,
+            )
+        return found
+
+    def _load_adapter(self, module: TuningModule, path: str) -> list[str]:
+        """Load the adapter of a folder, and return the names of trained weights that it lacks."""
+        peft, own = require("peft", "llm"), self._source.peft
+        saved = read_json(Path(path, "adapter_config.json"))
+        for name in _SCALES if saved else ():
+            if (saved.get(name) or None) != (getattr(own, name, None) or None):
                 raise UsageError(
-                    f"The adapter in {path!r} has other weights than this Estimator's: "
-                    f"{', '.join(result.unexpected_keys[:3])}; pass the same peft configuration",
+                    f"The adapter in {path!r} has {name}={saved.get(name)!r}, but this Estimator's "
+                    f"has {getattr(own, name, None)!r}; pass the same peft configuration",
                     code="model-mismatch",
                     path=path,
                 )
-        self.estimator.load_state_dict(dict(module.state_dict()))
+        with as_usage_error(
+            f"{path!r} has no adapter of this model", code="model-mismatch", path=path
+        ):
+            weights = peft.load_peft_weights(path, device="cpu")
+            result = peft.set_peft_model_state_dict(module.model, weights)
+        if result.unexpected_keys:
+            raise UsageError(
+                f"The adapter in {path!r} has other weights than this Estimator's: "
+                f"{', '.join(result.unexpected_keys[:3])}; pass the same peft configuration",
+                code="model-mismatch",
+                path=path,
+            )
+        trained = {name.removeprefix("model.") for name, _ in module.named_parameters()}
+        return sorted(trained.intersection(result.missing_keys))
 
     def shutdown(self) -> None:
         """Stop idle workers of the backend.
@@ -432,7 +512,7 @@ or str
             "validation_data": validation_data is not None,
             "exact": options.get("exact") is not None,
             "local_steps": options.get("local_steps", 1) != 1,
-            "recovery": options.get("recovery", "restart") != "restart",
+            "recovery": (options.get("recovery") or "restart") != "restart",
         }
         if name := next((name for name, is_set in conflicts.items() if is_set), None):
             raise UsageError(
@@ -484,6 +564,12 @@ or str
         limits = [self._tokenizer.model_max_length]
         limits += [getattr(config, "max_position_embeddings", None) or 10**6]
         return int(min(limits))
+
+
+def _classes_of(config: transformers.PretrainedConfig) -> tuple[str, ...]:
+    """Return the names of the classes of a model."""
+    labels: Any = config.id2label
+    return tuple(str(labels[index]) for index in range(len(labels)))
 
 
 def from_transformers(

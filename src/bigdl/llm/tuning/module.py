@@ -14,8 +14,10 @@ from torch.nn import functional
 from bigdl.common.errors import UsageError, as_usage_error, require
 from bigdl.llm.conversion import pooling_steps, quiet_loading, text_module
 from bigdl.llm.tuning.rows import CAUSAL, CLASSIFICATION, EMBEDDING
+from bigdl.training.state import isolated_rng
 
 if TYPE_CHECKING:
+    import peft as peft_library
     from transformers import PreTrainedModel
 
     from bigdl.runtime.collectives.base import GradientSync
@@ -25,6 +27,7 @@ _PADDED_TOKENS = 2048  # the same with padding
 _SCALE = 20.0  # of cosine similarities, as in sentence-transformers
 _CLASSES = {CAUSAL: "AutoModelForCausalLM", CLASSIFICATION: "AutoModelForSequenceClassification"}
 _PEFT_TASKS = {CAUSAL: "CAUSAL_LM", CLASSIFICATION: "SEQ_CLS"}
+_HEADS = ("classifier", "score")  # layers that peft trains for SEQ_CLS
 
 
 @dataclass
@@ -82,8 +85,11 @@ class ModuleSource:
     pad_token: int = 0
     classes: tuple[str, ...] = ()
 
-    def base(self) -> torch.nn.Module:
-        """Return the model of the folder, without an adapter."""
+    def base(self) -> tuple[torch.nn.Module, list[str]]:
+        """Return the model of the folder, without an adapter, and the weights that its files lack.
+
+        Those, such as the weights of a new classifier, get the same random values in each call.
+        """
         transformers = require("transformers", "llm")
         if not Path(self.folder, "config.json").exists():
             raise UsageError(
@@ -92,7 +98,11 @@ class ModuleSource:
                 code="path-missing",
                 path=self.folder,
             )
-        options: dict[str, Any] = {"dtype": self.dtype, "local_files_only": True}
+        options: dict[str, Any] = {
+            "dtype": self.dtype,
+            "local_files_only": True,
+            "output_loading_info": True,
+        }
         if self.classes:
             names = dict(enumerate(self.classes))
             options |= {
@@ -105,12 +115,25 @@ class ModuleSource:
         failure = f"The model in {self.folder!r} cannot be loaded for task={self.task!r}"
         with (
             quiet_loading(),
+            isolated_rng(0),
             as_usage_error(failure, code="model-unsupported", path=self.folder),
         ):
-            model = model_class.from_pretrained(self.folder, **options)
+            model, facts = model_class.from_pretrained(self.folder, **options)
         if getattr(model.config, "pad_token_id", None) is None:
             model.config.pad_token_id = self.pad_token
-        return model
+        missing = {*facts["missing_keys"], *(each[0] for each in facts["mismatched_keys"])}
+        return model, sorted(missing)
+
+    def _adapter(self, missing: Sequence[str]) -> peft_library.PeftConfig:
+        """Return the configuration of the adapter, which trains all layers with missing weights."""
+        settings: Any = self.peft
+        task_type = settings.task_type or _PEFT_TASKS.get(self.task, "FEATURE_EXTRACTION")
+        kept = list(getattr(settings, "modules_to_save", None) or ())
+        known = [*kept, *(_HEADS if task_type == "SEQ_CLS" else ())]
+        changes: dict[str, Any] = {"task_type": task_type}
+        if saved := [*kept, *layers_of(missing, known)]:
+            changes["modules_to_save"] = saved  # a new list, which peft extends
+        return dataclasses.replace(settings, **changes)
 
     def _pooling(self) -> list[dict[str, Any]]:
         """Return the steps after the encoder, as the files say."""
@@ -126,19 +149,16 @@ class ModuleSource:
 
     def __call__(self, config: Mapping[str, Any]) -> TuningModule:
         """Return the module to train."""
-        model: Any = self.base()
+        base, missing = self.base()
+        model: Any = base
         if self.peft is not None:
             peft = require("peft", "llm")
-            settings = self.peft
-            if settings.task_type is None:
-                task_type = _PEFT_TASKS.get(self.task, "FEATURE_EXTRACTION")
-                settings = dataclasses.replace(settings, task_type=task_type)
             with as_usage_error(
                 f"The adapter does not fit the model in {self.folder!r}",
                 code="argument-value",
                 argument="peft",
             ):
-                model = peft.get_peft_model(model, settings)
+                model = peft.get_peft_model(model, self._adapter(missing))
         if self.checkpointing:
             model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
@@ -358,6 +378,23 @@ def _of_all_workers(
         every = sync.all_reduce(every).to(side.device)
         result.append(torch.cat([every[:first], side, every[last:]]) if len(side) else every)
     return result, sum(size > 0 for size in sizes)
+
+
+def layers_of(weights: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the layers of weights, without those that a known layer contains.
+
+    Examples
+    --------
+    >>> layers_of(["head.dense.bias", "head.dense.weight", "classifier.weight"], ["classifier"])
+    ['head.dense']
+    """
+    names = list(known)
+    for layer in sorted({name.rpartition(".")[0] for name in weights} - {""}):
+        parts = layer.split(".")
+        parents = (".".join(parts[: count + 1]) for count in range(len(parts)))
+        if not any(parent.endswith(tuple(names)) for parent in parents):
+            names.append(layer)
+    return names[len(known) :]
 
 
 def _equal_rows(lengths: Sequence[int]) -> list[list[int]]:
