@@ -435,38 +435,38 @@ or str
 
     def _classes_in(self, path: str) -> tuple[str, ...]:
         """Return the classes of the files in a folder, which should be those of this Estimator."""
-        own = self._source.classes
+        expected = self._source.classes
         if self._source.peft is None:
             transformers = require("transformers", "llm")
             with as_usage_error(f"{path!r} cannot be read", code="file-damaged", path=path):
-                found = _classes_of(transformers.AutoConfig.from_pretrained(path))
+                saved = _classes_of(transformers.AutoConfig.from_pretrained(path))
         else:
-            found = tuple(map(str, read_json(Path(path, _LABELS)))) or own
-        if not found:
+            saved = tuple(map(str, read_json(Path(path, _LABELS)))) or expected
+        if not saved:
             raise UsageError(
                 f"{path!r} has no {_LABELS} with the classes of the adapter; pass labels= to "
                 "Estimator.from_transformers, in the order of the training",
                 code="argument-missing",
                 argument="labels",
             )
-        if own and found != own:
+        if expected and saved != expected:
             raise UsageError(
-                f"{path!r} has the classes {', '.join(found)}, but this Estimator has "
-                f"{', '.join(own)}; pass labels={list(found)} to Estimator.from_transformers",
+                f"{path!r} has the classes {', '.join(saved)}, but this Estimator has "
+                f"{', '.join(expected)}; pass labels={list(saved)} to Estimator.from_transformers",
                 code="model-mismatch",
                 path=path,
             )
-        return found
+        return saved
 
     def _load_adapter(self, module: TuningModule, path: str) -> list[str]:
         """Load the adapter of a folder, and return the names of trained weights that it lacks."""
-        peft, own = require("peft", "llm"), self._source.peft
+        peft, adapter = require("peft", "llm"), self._source.peft
         saved = read_json(Path(path, "adapter_config.json"))
         for name in _SCALES if saved else ():
-            if (saved.get(name) or None) != (getattr(own, name, None) or None):
+            if (saved.get(name) or None) != (getattr(adapter, name, None) or None):
                 raise UsageError(
                     f"The adapter in {path!r} has {name}={saved.get(name)!r}, but this Estimator's "
-                    f"has {getattr(own, name, None)!r}; pass the same peft configuration",
+                    f"has {getattr(adapter, name, None)!r}; pass the same peft configuration",
                     code="model-mismatch",
                     path=path,
                 )
