@@ -92,6 +92,14 @@ def test_another_program_resumes_a_fit_from_model_dir(tmp_path):
     assert history == expected
     np.testing.assert_array_equal(estimator.predict(x), undisturbed.predict(x))
     assert fitted(failing, "auto")[0] == history  # that fit is complete
+    longer, estimator = fitted(accuracy, "auto", num_rounds=16)
+    assert longer == fitted(accuracy, folder=tmp_path / "longer", num_rounds=16)[0]
+    assert longer[:12] == history
+    with refused("argument-conflict", "16 rounds, more than 12"):
+        fitted(accuracy, "auto")
+    assert estimator.fit((x, y), num_rounds=2, resume="auto")[-1]["round"] == 18
+    with refused("argument-conflict", "began with 16 rounds, but this model has 0"):
+        fitted(accuracy, "auto")
     with refused("argument-conflict", "other parameters"):
         fitted(accuracy, "auto", max_bin=64)
 
@@ -129,6 +137,14 @@ def test_early_stopping_keeps_the_best_round_and_a_fit_continues(tmp_path):
     assert len(history) == best + 4
     assert estimator.get_model().num_boosted_rounds() == best
     path = estimator.save(str(tmp_path / "trees.ubj"))
+    kept = local(num_rounds=60, eta=0.9, eval_metric="logloss", model_dir=str(tmp_path))
+    options = {"validation_data": made(400, 1), "early_stopping_rounds": 4, "resume": "auto"}
+    assert kept.fit((x, y), **options) == history
+    kept = local(num_rounds=70, eta=0.9, eval_metric="logloss", model_dir=str(tmp_path))
+    assert kept.fit((x, y), **options) == history  # it stopped before both limits
+    kept = local(num_rounds=60, eta=0.9, eval_metric="logloss", model_dir=str(tmp_path))
+    with refused("argument-conflict", "other early_stopping_rounds"):
+        kept.fit((x, y), **{**options, "early_stopping_rounds": 9})
     loaded = local(eta=0.9)
     loaded.load(path)
     assert loaded.fit((x, y), num_rounds=2)[-1]["round"] == best + 2

@@ -264,7 +264,10 @@ class XGBEstimator(PredictingEstimator):
             decides by its available memory.
         resume : {"auto"}, optional
             Continue the fit whose checkpoint is in ``model_dir``, with the same parameters and
-            data; start a new one if there is none. By default a new fit replaces the checkpoint.
+            data; start a new one if there is none. A larger `num_rounds` than that of a complete
+            fit without early stopping adds the missing rounds. If the checkpoint is of an earlier
+            fit of this Estimator, a new one adds trees to it. By default a new fit replaces the
+            checkpoint.
 
         Returns
         -------
@@ -305,18 +308,17 @@ class XGBEstimator(PredictingEstimator):
         rounds = (
             self._num_rounds if num_rounds is None else check_positive("num_rounds", num_rounds)
         )
-        checkpoint = self._checkpoint(resume, columns)
-        if checkpoint is not None:
+        first = 0 if self._model is None else read_booster(self._model).num_boosted_rounds()
+        stop_at = first + rounds
+        stopping = None if early_stopping_rounds is None else [early_stopping_rounds, maximize]
+        checkpoint = self._checkpoint(resume, columns, first, stop_at, stopping)
+        if checkpoint is not None and checkpoint.is_complete and _is_finished(checkpoint, stop_at):
             self._model, self._columns, self._shipped = checkpoint.model, columns, None
             self._history = checkpoint.history
-            if checkpoint.is_complete:
-                return [dict(entry) for entry in self._history]
-        first = 0 if self._model is None else read_booster(self._model).num_boosted_rounds()
-        if checkpoint is not None:
-            first = checkpoint.first
+            return [dict(entry) for entry in self._history]
         program = TreeFit(
             dict(self._params),
-            first + rounds,
+            stop_at,
             columns,
             self._missing,
             external_memory,
@@ -330,8 +332,9 @@ class XGBEstimator(PredictingEstimator):
         feeds = FeedGroup(
             {k: self._feed(v, columns, k) for k, v in inputs.items() if v is not None}
         )
-        resumed = [] if checkpoint is None else checkpoint.history
-        newest: dict[str, Any] = {"history": resumed, "model": self._model}
+        newest: dict[str, Any] = {"history": [], "model": self._model}
+        if checkpoint is not None:
+            newest = {"history": checkpoint.history, "model": checkpoint.model}
 
         def on_event(event: str, value: object) -> None:
             if isinstance(value, tuple) and value[0]["topic"] == CHECKPOINT:
@@ -339,7 +342,13 @@ class XGBEstimator(PredictingEstimator):
                 if self._model_dir is not None:
                     is_complete = bool(value[0]["is_complete"])
                     each = TreeCheckpoint(
-                        newest["model"], newest["history"], first, is_complete, settings
+                        newest["model"],
+                        newest["history"],
+                        first,
+                        is_complete,
+                        settings,
+                        stop_at,
+                        stopping,
                     )
                     each.write(self._model_dir)
 
@@ -365,7 +374,14 @@ class XGBEstimator(PredictingEstimator):
         """Describe the parameters and columns, which a resumed fit must not change."""
         return repr((sorted(self._params.items()), self._missing, columns))
 
-    def _checkpoint(self, resume: str | None, columns: TreeColumns) -> TreeCheckpoint | None:
+    def _checkpoint(
+        self,
+        resume: str | None,
+        columns: TreeColumns,
+        first: int,
+        stop_at: int,
+        stopping: list[int | bool | None] | None,
+    ) -> TreeCheckpoint | None:
         """Return the checkpoint to resume from, or None for a new fit."""
         if resume is None:
             return None
@@ -377,10 +393,21 @@ class XGBEstimator(PredictingEstimator):
                 argument="model_dir",
             )
         checkpoint = TreeCheckpoint.read(self._model_dir)
-        if checkpoint is not None and checkpoint.settings != self._settings(columns):
+        if checkpoint is None:
+            return None
+        if checkpoint.is_complete and self._model is not None and checkpoint.first != first:
+            return None  # this fit adds trees to the model of the earlier fit
+        reason = ""
+        if checkpoint.settings != self._settings(columns):
+            reason = f"with other parameters or columns: {checkpoint.settings}"
+        elif checkpoint.first != first:
+            reason = f"that began with {checkpoint.first} rounds, but this model has {first}"
+        elif checkpoint.stop_at is not None:
+            reason = _other_end(checkpoint, stop_at, stopping)
+        if reason:
             raise UsageError(
-                f"The checkpoint in {self._model_dir!r} is of a fit with other parameters or "
-                f"columns: {checkpoint.settings}; pass the same ones, or fit without resume",
+                f"The checkpoint in {self._model_dir!r} is of a fit {reason}; repeat that fit, "
+                "pass another model_dir, or fit without resume",
                 code="argument-conflict",
                 argument="resume",
             )
@@ -1008,3 +1035,26 @@ def _check_parameters(params: dict[str, Any]) -> None:
             code="argument-unknown",
             argument="params",
         )
+
+
+def _is_finished(checkpoint: TreeCheckpoint, stop_at: int) -> bool:
+    """Return whether a complete fit would have ended with the same trees at `stop_at`."""
+    if checkpoint.stop_at is None or checkpoint.stop_at == stop_at:
+        return True
+    return checkpoint.stopping is not None  # it stopped early, before both limits
+
+
+def _other_end(
+    checkpoint: TreeCheckpoint, stop_at: int, stopping: list[int | bool | None] | None
+) -> str:
+    """Return the reason why a fit that should end otherwise cannot use a checkpoint, or ""."""
+    if checkpoint.stopping != stopping:
+        return "with other early_stopping_rounds or maximize"
+    grown = checkpoint.first + len(checkpoint.history)
+    if stopping is not None and checkpoint.is_complete:
+        # Its trees end at the best round, so that it cannot continue.
+        if stop_at != checkpoint.stop_at and (grown == checkpoint.stop_at or grown > stop_at):
+            return f"with early stopping that ended at {checkpoint.stop_at} rounds"
+    elif grown > stop_at:
+        return f"that has grown {grown} rounds, more than {stop_at}"
+    return ""

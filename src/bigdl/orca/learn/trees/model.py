@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ATTRIBUTE = "bigdl"
 _CHECKPOINT_ATTRIBUTE = "bigdl_checkpoint"
-_CHECKPOINT_FIELDS = ("history", "first", "is_complete", "settings")
+_CHECKPOINT_FIELDS = ("history", "first", "is_complete", "settings", "stop_at", "stopping")
 _CHECKPOINT_FILE = "checkpoint.ubj"
 
 
@@ -57,6 +57,10 @@ class TreeCheckpoint:
         Whether the fit has ended.
     settings : str
         Parameters and columns of the fit.
+    stop_at : int or None
+        Number of rounds at which the fit ends; None in checkpoints that lack it.
+    stopping : list or None
+        `early_stopping_rounds` and `maximize`; None without early stopping.
     """
 
     model: bytes
@@ -64,6 +68,8 @@ class TreeCheckpoint:
     first: int
     is_complete: bool
     settings: str
+    stop_at: int | None = None
+    stopping: list[int | bool | None] | None = None
 
     def write(self, folder: str) -> None:
         """Write the checkpoint in one file, which replaces the previous one."""
