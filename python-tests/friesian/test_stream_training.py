@@ -13,15 +13,16 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from refusals import refused
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.models.sequences import SavedSequenceModel
 from bigdl.friesian.sequential import SequenceRecommender
-from bigdl.friesian.serving import EmbeddedEvents
+from bigdl.friesian.serving import EmbeddedEvents, EmbeddedStore
 from bigdl.friesian.serving.config import read_config
-from bigdl.friesian.serving.deltas import DeltaFolder, DeltaFollower
+from bigdl.friesian.serving.deltas import DeltaFolder, DeltaFollower, apply_tables
 from bigdl.friesian.serving.program import Serving
-from bigdl.friesian.stream_training import SequenceLearner, main
+from bigdl.friesian.stream_training import SequenceLearner, main, train
 from bigdl.orca.learn.streaming import newest_batch
 
 OPTIONS = {"dim": 8, "loss": "softmax"}
@@ -93,6 +94,9 @@ def test_a_follower_has_the_published_weights(saved, tmp_path):
         published[number] = learner.model()
         folder.publish(number, published[number], learner.name, learner.options)
         version = steady.poll()
+        assert steady.poll() is version  # until it is acknowledged
+        steady.acknowledge(version)
+        assert steady.poll() is None
         assert version.number == number
         for name, value in published[number].network.state_dict().items():
             assert torch.equal(value, version.model.network.state_dict()[name])
@@ -104,6 +108,7 @@ def test_a_follower_has_the_published_weights(saved, tmp_path):
     assert back.number == 5
     for name, value in published[5].network.state_dict().items():
         assert torch.equal(value, back.model.network.state_dict()[name])
+    steady.acknowledge(back)
     folder.resume()
     assert steady.poll().number == 6
     with pytest.raises(UsageError, match="no version 99"):
@@ -111,6 +116,57 @@ def test_a_follower_has_the_published_weights(saved, tmp_path):
     (tmp_path / "deltas" / "6-delta" / "arrays.npz").write_bytes(b"damaged")
     with pytest.raises(UsageError, match="cannot be read"):
         DeltaFollower(tmp_path / "deltas").poll()
+
+
+def test_rows_of_tables_are_applied_although_versions_are_skipped_or_fail(saved, tmp_path):
+    model, folder = SavedSequenceModel.read(saved), DeltaFolder(tmp_path / "deltas", full_every=3)
+    prices = {1: [(5, 1.0)], 2: [(5, 2.0), (8, 2.0)], 3: [(8, 3.0)], 4: [], 5: [(5, 5.0)]}
+
+    def publish(number):
+        rows = pd.DataFrame(prices[number], columns=["item", "price"])
+        tables = {"item": pa.Table.from_pandas(rows)} if len(rows) else {}
+        folder.publish(number, model, "sasrec", OPTIONS, tables=tables)
+
+    def read(ids):
+        with EmbeddedStore(tmp_path / "store") as store:
+            return store.read("item", ids)["price"].tolist()
+
+    with EmbeddedStore(tmp_path / "store") as store:
+        users = pd.DataFrame({"user": [1], "age": [30]})
+        items = pd.DataFrame({"item": [5, 8], "price": [0.0, 0.0]})
+        store.replace({"user": users, "item": items})
+        publish(1)
+        follower = DeltaFollower(tmp_path / "deltas")
+        first = follower.poll()
+        for number in (2, 3, 4):
+            publish(number)
+        assert folder.versions() == {1: "full", 2: "delta", 3: "delta", 4: "full"}
+        assert follower.poll().tables["item"].num_rows == 4  # nothing was acknowledged
+        with pytest.raises(UsageError, match="not the one that poll returned"):
+            follower.acknowledge(first)
+        apply_tables(store, follower.poll())
+        assert read([5, 8]) == [2.0, 3.0]
+        store.replace({"user": users, "item": items})
+    with EmbeddedEvents(tmp_path / "events") as events:
+        events.append_table(clicks())
+    (tmp_path / "serving.yaml").write_text(
+        "store: store\nhistory: {events: events, deltas: deltas}\nstages: [recall]\n"
+        "server: {recommender_port: 0}\n"
+    )
+    with Serving(read_config(tmp_path / "serving.yaml")) as serving:
+        assert read([5, 8]) == [2.0, 3.0]  # of the versions published before the start
+        publish(5)
+        while serving.recommender.recall.version != 5:
+            time.sleep(0.02)
+        assert read([5, 8]) == [5.0, 3.0]
+
+
+def test_versions_of_another_checkpoint_are_rejected(saved, tmp_path):
+    model, folder = SavedSequenceModel.read(saved), DeltaFolder(tmp_path / "deltas")
+    for number in (1, 2):
+        folder.publish(number, model, "sasrec", OPTIONS)
+    with refused("argument-value", "up to 2, are newer than the checkpoint", "continues at 1"):
+        train(read_config(write_config(tmp_path, saved)))
 
 
 def test_a_server_follows_versions_without_a_failed_or_mixed_answer(saved, tmp_path):
@@ -175,6 +231,8 @@ def write_config(tmp_path, saved):
     (tmp_path / "clicks").mkdir()
     for number in range(4):
         rows = arriving(30 * number, 30).to_pandas()
+        skipped = pd.DataFrame({"user": 1, "item": 5, "time": [np.nan, np.inf, 1e30]})
+        rows = pd.concat([rows, skipped], ignore_index=True)
         rows.to_parquet(tmp_path / "clicks" / f"{number}.parquet")
     path = tmp_path / "serving.yaml"
     path.write_text(

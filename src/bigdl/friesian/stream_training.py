@@ -32,7 +32,13 @@ from bigdl.common.errors import BigDLError, UsageError, require
 from bigdl.common.timeouts import STREAM_LOOK_S
 from bigdl.friesian.serving.config import Config, read_config
 from bigdl.friesian.serving.deltas import DeltaFolder
-from bigdl.friesian.serving.events import DEFAULT_EVENTS, Event, EventStore, open_events
+from bigdl.friesian.serving.events import (
+    DEFAULT_EVENTS,
+    MOST_TIME,
+    Event,
+    EventStore,
+    open_events,
+)
 from bigdl.orca.learn.streaming import StreamLearner, TrainedBatch, newest_batch, train_stream
 
 require("torch", "orca")
@@ -434,7 +440,15 @@ def train(config: Config, once: bool = False) -> StreamingQuery:
             shown = {name: round(value, 4) for name, value in batch.metrics.items()}
             print(f"version {number}: {json.dumps(shown)}", flush=True)
 
-    if newest_batch(needed["checkpoint"]) is None and not folder.versions():
+    newest = config.checked("train.checkpoint", newest_batch, needed["checkpoint"])
+    expected = 1 if newest is None else newest.number + 2
+    if (published := max(folder.versions(), default=0)) > expected:
+        raise config.error(
+            "train.publish",
+            f"the versions in {needed['publish']}, up to {published}, are newer than the "
+            f"checkpoint, which continues at {expected}; choose an empty folder",
+        )
+    if newest is None and not folder.versions():
         publish(None)
     return train_stream(
         _stream_of(config, list(columns.values())),
@@ -483,7 +497,9 @@ def _stream_of(config: Config, columns: list[str]) -> DataFrame:
             F.col(item).cast("bigint").alias(item),
             F.col(time).cast("double").alias(time),
         )
-    return rows.filter(" AND ".join(f"`{name}` IS NOT NULL" for name in columns))
+    known = " AND ".join(f"`{name}` IS NOT NULL" for name in columns)
+    # Spark orders NaN after all numbers, so this also excludes NaN.
+    return rows.filter(f"{known} AND abs(`{time}`) < {MOST_TIME:g}")
 
 
 def _run(config: Config, options: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ class ModelVersion:
     newest_event : float or None
         Time of the newest event that the weights were trained on, in seconds since 1970.
     tables : dict of str to pyarrow.Table
-        Changed rows of the tables of the feature store since the version applied before.
+        Changed rows of the tables of the feature store since the version acknowledged before.
 
     Examples
     --------
@@ -75,7 +75,8 @@ class DeltaFolder:
     full_every : int, default 20
         Number of versions from one full state to the next.
     keep : int, default 2
-        Number of full states to keep, with the deltas after the oldest of them.
+        Number of full states to keep, with the deltas after the oldest of them. A follower that was
+        stopped until newer versions replaced all of them lacks their rows of tables.
 
     Examples
     --------
@@ -89,7 +90,9 @@ class DeltaFolder:
     >>> folder.publish(1, saved, "gru4rec", {"dim": 8}), folder.publish(2, saved)
     ('1-full', '2-delta')
     >>> follower = DeltaFollower(folder)
-    >>> follower.poll().number, folder.rollback(), follower.poll().number
+    >>> version = follower.poll()
+    >>> follower.acknowledge(version)  # after its tables and weights are in use
+    >>> version.number, folder.rollback(), follower.poll().number
     (2, 1, 1)
     """
 
@@ -317,6 +320,11 @@ class DeltaFollower:
     ----------
     folder : DeltaFolder, str or path-like
 
+    Attributes
+    ----------
+    number : int
+        The version of the last :meth:`acknowledge`, or 0.
+
     Examples
     --------
     >>> from bigdl.friesian.serving.deltas import DeltaFollower
@@ -327,11 +335,16 @@ class DeltaFollower:
     def __init__(self, folder: DeltaFolder | str | os.PathLike):
         self._folder = folder if isinstance(folder, DeltaFolder) else DeltaFolder(folder)
         self.number = 0
+        self._at = 0  # version of the state, which deltas can be applied to
         self._state: dict[str, np.ndarray] = {}
         self._items: list[pa.Array] = []
+        self._polled: tuple[ModelVersion, dict[str, np.ndarray], list[pa.Array]] | None = None
 
     def poll(self) -> ModelVersion | None:
-        """Return the version to use now, or None if it is the last returned one.
+        """Return the version to use now, or None if it is the last acknowledged one.
+
+        The tables of the version contain the rows of all versions since the last acknowledged one;
+        of the rows with one id, the last one counts.
 
         Raises
         ------
@@ -343,9 +356,11 @@ class DeltaFollower:
         target = max(known, default=0) if pinned is None else pinned
         if target == self.number or target not in known:
             return None
+        if self._polled is not None and self._polled[0].number == target:
+            return self._polled[0]
         fulls = [each for each, form in known.items() if form == "full" and each <= target]
-        later = [each for each in known if self.number < each <= target]
-        state, items, at = dict(self._state), list(self._items), self.number
+        later = [each for each in known if self._at < each <= target]
+        state, items, at = dict(self._state), list(self._items), self._at
         is_chain = at > 0 and target > at and (not fulls or fulls[-1] <= at)
         if not is_chain:
             if not fulls:
@@ -353,26 +368,73 @@ class DeltaFollower:
             state, items, at = {}, [], 0
             later = [each for each in known if fulls[-1] <= each <= target]
         facts: dict[str, Any] = {}
-        tables: dict[str, list[pa.Table]] = {}
+        tables: dict[int, dict[str, pa.Table]] = {}
         for number in later:
             path = self._folder.path / f"{number}-{known[number]}"
-            facts, arrays, new_items, rows = _read(path)
+            facts, arrays, new_items, tables[number] = _read(path)
             if facts["base"] is not None and facts["base"] != at:
-                self.number = 0  # start from the newest full state in the next call
+                self._at = 0  # start from the newest full state in the next call
                 return None
             _apply(state, arrays, facts["shapes"])
             items.append(new_items)
-            for name, table in rows.items():
-                tables.setdefault(name, []).append(table)
             at = number
-        model = _model_of(state, items, facts)
-        self.number, self._state, self._items = target, state, items
-        return ModelVersion(
+        since = self.number if self.number < target else 0  # after a rollback, all rows until then
+        parts: dict[str, list[pa.Table]] = {}
+        for number in [each for each in known if since < each <= target]:
+            path = self._folder.path / f"{number}-{known[number]}"
+            rows = tables[number] if number in tables else _tables_of(path)
+            for name, table in rows.items():
+                parts.setdefault(name, []).append(table)
+        version = ModelVersion(
             target,
-            model,
+            _model_of(state, items, facts),
             facts["newest_event"],
-            {name: pa.concat_tables(parts) for name, parts in tables.items()},
+            {name: _joined(name, each) for name, each in parts.items()},
         )
+        self._polled = version, state, items
+        return version
+
+    def acknowledge(self, version: ModelVersion) -> None:
+        """Note that a version of :meth:`poll` is in use; until then, it is returned again.
+
+        Parameters
+        ----------
+        version : ModelVersion
+        """
+        if self._polled is None or self._polled[0] is not version:
+            raise UsageError(
+                f"The version {version.number} is not the one that poll returned last",
+                code="state",
+            )
+        _, self._state, self._items = self._polled
+        self.number = self._at = version.number
+        self._polled = None
+
+
+def _joined(name: str, parts: list[pa.Table]) -> pa.Table:
+    for each in parts[1:]:
+        if set(each.column_names) != set(parts[0].column_names):
+            raise UsageError(
+                f"The versions have different columns of the table {name}: "
+                f"{parts[0].column_names} and {each.column_names}; publish all columns",
+                code="data-shape",
+            )
+    return pa.concat_tables(parts, promote_options="permissive")
+
+
+def _tables_of(path: Path) -> dict[str, pa.Table]:
+    """Read only the changed rows of the tables of a version."""
+    try:
+        names = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))["tables"]
+        return {name: pq.read_table(path / f"table-{name}.parquet") for name in names}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> UsageError:
+    return UsageError(
+        f"The version {path} cannot be read: {error}", code="file-damaged", path=str(path)
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], pa.Array, dict[str, Any]]:
@@ -381,12 +443,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], pa.Array, 
         with np.load(path / _ARRAYS, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
         items = pq.read_table(path / _ITEMS)["item"].combine_chunks()
-        tables = {name: pq.read_table(path / f"table-{name}.parquet") for name in facts["tables"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"The version {path} cannot be read: {error}", code="file-damaged", path=str(path)
-        ) from error
-    return facts, arrays, items, tables
+        raise _unreadable(path, error) from error
+    return facts, arrays, items, _tables_of(path)
 
 
 def _apply(
@@ -422,9 +481,24 @@ def _model_of(
 
 
 def apply_tables(store: FeatureStore, version: ModelVersion) -> None:
-    """Write the changed rows of a version to the tables of a feature store, atomically."""
+    """Write the changed rows of a version to the tables of a feature store, atomically.
+
+    Of several rows with one id, the last one counts.
+    """
     if version.tables:
-        store.update(dict(version.tables))
+        changes = {
+            name: _newest_rows(rows, store.layout(name).id_column)
+            for name, rows in version.tables.items()
+        }
+        store.update(changes)
+
+
+def _newest_rows(rows: pa.Table, id_column: str) -> pa.Table:
+    if id_column not in rows.column_names:
+        return rows  # the store raises the error
+    ids = rows[id_column].to_numpy()
+    _, from_end = np.unique(ids[::-1], return_index=True)
+    return rows.take(pa.array(np.sort(len(ids) - 1 - from_end)))
 
 
 def delay_of(version: ModelVersion) -> float | None:

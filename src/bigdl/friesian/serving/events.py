@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 import sqlite3
@@ -31,16 +32,21 @@ from bigdl.common.errors import UsageError, one_line, require
 from bigdl.common.timeouts import EVENTS_WRITE_S
 from bigdl.friesian.serving.redis_store import connected_redis
 from bigdl.friesian.serving.rows import Ids, ids_of, table_of
+from bigdl.nano.serving.batching import UnavailableError
 
 if TYPE_CHECKING:
     from bigdl.friesian.serving.rows import TableSource
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["Appended", "EmbeddedEvents", "Event", "EventStore", "RedisEvents", "UserHistory"]
 
 DEFAULT_EVENTS = 1000
+MOST_TIME = 9e18  # models read times as 64-bit integers
 _FILE = "events.sqlite"
 _ROW = np.dtype([("time", "<f8"), ("item", "<i8"), ("key", "<u8")])
 _USERS_AT_ONCE = 500  # maximum number of users per query
+_SILENCE = 10.0  # minimum seconds between two messages about an outage
 _OLDEST = 1 << 63  # bias with which signed ids are ordered as unsigned bytes
 
 
@@ -98,8 +104,9 @@ class Event:
         when = content.get("time")
         if when is None:
             when = time.time()
-        if isinstance(when, bool) or not isinstance(when, int | float) or not np.isfinite(when):
+        if isinstance(when, bool) or not isinstance(when, int | float):
             raise _invalid(f"The time of an event should be a number of seconds, got {when!r}")
+        _check_time(when)
         key = content.get("id", "")
         if isinstance(key, bool) or not isinstance(key, str | int):
             raise _invalid(f"The id of an event should be a string or a number, got {key!r}")
@@ -108,6 +115,13 @@ class Event:
 
 def _invalid(sentence: str) -> UsageError:
     return UsageError(sentence, code="request-invalid", argument="events")
+
+
+def _check_time(when: float) -> None:
+    if not abs(when) < MOST_TIME:  # also NaN
+        raise _invalid(
+            f"The time of an event should be a finite number below {MOST_TIME:g}, got {when!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -178,6 +192,16 @@ class EventStore(ABC):
 
     def __init__(self, most: int = DEFAULT_EVENTS):
         self.most = check_integer("most", most, 1)
+        self._next_message = 0.0  # time of the next message about an outage
+
+    def _outage(self, place: str, error: Exception) -> UnavailableError:
+        """Log an error of the storage; return one for clients, which need not know the details."""
+        if (now := time.monotonic()) >= self._next_message:
+            self._next_message = now + _SILENCE
+            logger.error("The events at %s cannot be read or written: %s", place, one_line(error))
+        return UnavailableError(
+            "The event store does not work now; try again later", code="cluster-unreachable"
+        )
 
     def append(self, events: Iterable[Event]) -> Appended:
         """Append events atomically; a later read by any process contains them.
@@ -189,9 +213,17 @@ class EventStore(ABC):
         Returns
         -------
         Appended
+
+        Raises
+        ------
+        UsageError
+            If a time is not finite.
+        UnavailableError
+            If the store does not answer, or cannot be written.
         """
         per_user: dict[int, list[tuple[float, int, int]]] = {}
         for each in events:
+            _check_time(each.time)
             key = _key_of(each.id)
             per_user.setdefault(each.user, []).append((each.time, each.item, key))
         if not per_user:
@@ -206,9 +238,10 @@ class EventStore(ABC):
         item_col: str = "item",
         time_col: str = "time",
     ) -> Appended:
-        """Append the events of a table, such as the training data, atomically.
+        """Append the events of a table, such as the training data; atomically for each user.
 
-        The id of an event consists of its values, so that the same table can be loaded again.
+        The id of an event consists of its values, so that the same table can be loaded again, for
+        example after an interruption.
 
         Parameters
         ----------
@@ -233,7 +266,16 @@ class EventStore(ABC):
         users = ids_of(table[user_col], "the users")
         times = table[time_col].to_numpy()
         if times.dtype.kind == "M":
-            times = times.astype("datetime64[us]").astype(np.int64) / 1e6
+            moments = times.astype("datetime64[us]")
+            times = np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / 1e6)
+        times = times.astype(np.float64)
+        if (wrong := np.flatnonzero(~(np.abs(times) < MOST_TIME))).size:
+            raise UsageError(
+                f"The times should be finite numbers below {MOST_TIME:g}, got {times[wrong[0]]} in "
+                f"{len(wrong)} of {len(times)} rows; remove these rows",
+                code="data-value",
+                column=time_col,
+            )
         rows = np.zeros(len(users), _ROW)
         rows["time"], rows["item"] = times, ids_of(table[item_col], "the items")
         order = np.lexsort((rows["item"], rows["time"], users))
@@ -246,7 +288,13 @@ class EventStore(ABC):
         rows["key"] = np.ascontiguousarray(rows["time"]).view(np.uint64) + number.astype(np.uint64)
         distinct, starts = np.unique(users, return_index=True)
         parts = np.split(rows, starts[1:])
-        return self._append(dict(zip(distinct.tolist(), parts, strict=True)))
+        counts = np.zeros(3, np.int64)
+        for start in range(0, len(distinct), _USERS_AT_ONCE):
+            at_once = slice(start, start + _USERS_AT_ONCE)
+            chunk = dict(zip(distinct[at_once].tolist(), parts[at_once], strict=True))
+            added = self._append(chunk)
+            counts += (added.added, added.repeated, added.late)
+        return Appended(*counts.tolist())
 
     @abstractmethod
     def _append(self, rows: Mapping[int, np.ndarray]) -> Appended:
@@ -319,12 +367,19 @@ class EmbeddedEvents(EventStore):
         self._connections: list[sqlite3.Connection] = []
         self._opening = threading.Lock()
         self._has_ended = False
-        with self._errors():
+        try:
             self._path.mkdir(parents=True, exist_ok=True)
             self._connection().execute(
                 "CREATE TABLE IF NOT EXISTS histories "
                 "(user INTEGER PRIMARY KEY, total INTEGER NOT NULL, events BLOB NOT NULL)"
             )
+        except (sqlite3.Error, OSError) as error:
+            self.close()
+            raise UsageError(
+                f"The events at {self._path} cannot be read or written: {one_line(error)}",
+                code="path-unusable",
+                path=str(self._path),
+            ) from error
 
     def __repr__(self) -> str:
         return f"<EmbeddedEvents {str(self._path)!r}>"
@@ -334,11 +389,7 @@ class EmbeddedEvents(EventStore):
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise UsageError(
-                f"The events at {self._path} cannot be read or written: {one_line(error)}",
-                code="path-unusable",
-                path=str(self._path),
-            ) from error
+            raise self._outage(str(self._path), error) from error
 
     def _connection(self) -> sqlite3.Connection:
         """Return the connection of this thread."""
@@ -379,7 +430,8 @@ class EmbeddedEvents(EventStore):
                     )
                 connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # SQLite ends it if the disk is full
+                    connection.execute("ROLLBACK")
                 raise
         return Appended(*counts.tolist())
 
@@ -500,9 +552,9 @@ class RedisEvents(EventStore):
     >>> from bigdl.friesian.serving import Event, RedisEvents
     >>> try:
     ...     RedisEvents("redis://127.0.0.1:1/0").append([Event(1, 7, 30.0)])
-    ... except ValueError as error:  # no Redis runs here
-    ...     print(str(error)[:39])
-    The events at 127.0.0.1:1/0 cannot be r
+    ... except RuntimeError as error:  # no Redis runs here
+    ...     print(error)
+    The event store does not work now; try again later
     """
 
     def __init__(
@@ -524,11 +576,7 @@ class RedisEvents(EventStore):
         try:
             yield
         except self._error as error:
-            raise UsageError(
-                f"The events at {self._shown} cannot be read or written: {one_line(error)}",
-                code="cluster-unreachable",
-                address=self._shown,
-            ) from error
+            raise self._outage(self._shown, error) from error
 
     def _keys(self, user: int) -> tuple[str, str]:
         # The braces keep both keys in one slot of a cluster.

@@ -45,7 +45,7 @@ from bigdl.friesian.serving.clients import (
     RemoteRecall,
 )
 from bigdl.friesian.serving.config import SERVICES, Config, read_config
-from bigdl.friesian.serving.deltas import DeltaFollower, apply_tables, delay_of
+from bigdl.friesian.serving.deltas import DeltaFollower, ModelVersion, apply_tables, delay_of
 from bigdl.friesian.serving.drift import MEASURES, DriftMonitor, FeatureProfile
 from bigdl.friesian.serving.events import DEFAULT_EVENTS, EventStore, open_events
 from bigdl.friesian.serving.http import HttpServer
@@ -429,9 +429,22 @@ class Serving:
                 "history.deltas",
                 f"{path} has no version yet; start bigdl-friesian-train run first",
             )
+        config.checked("history.deltas", self._apply_tables, newest)
+        self._follower.acknowledge(newest)
         self._newest_event = newest.newest_event
         self.metrics.watch("model_age_seconds", self._model_age)
         return newest.model, newest.number
+
+    def _apply_tables(self, version: ModelVersion) -> None:
+        """Write the rows of a version to the store, if this process has one."""
+        if "store.location" in self.config.values:
+            apply_tables(self._store, version)
+        elif version.tables:
+            logger.warning(
+                "Version %s changes the tables %s, but this server has no store",
+                version.number,
+                sorted(version.tables),
+            )
 
     def _model_age(self) -> float:
         """Return the seconds since the newest event that the model was trained on."""
@@ -638,20 +651,22 @@ class Serving:
     def _follow(self) -> None:
         """Apply new versions of a model, and of rows of the store, as they are published."""
         assert self._follower is not None
-        recall, shown = self._parts["sequences"], ""
-        while not self._ended.wait(DELTA_LOOK_S):
+        recall, shown, wait = self._parts["sequences"], "", DELTA_LOOK_S
+        while not self._ended.wait(wait):
             try:
                 version = self._follower.poll()
                 if version is None:
+                    wait = DELTA_LOOK_S
                     continue
-                if version.tables:
-                    apply_tables(self._store, version)
+                self._apply_tables(version)
                 recall.swap(version.model, version.number)
+                self._follower.acknowledge(version)
             except Exception as error:
+                wait = _POLL_INTERVAL  # the next poll returns the version again
                 if shown != (shown := one_line(error)):
                     logger.error("A new version cannot be used; the old one stays: %s", shown)
             else:
-                self._newest_event, shown = version.newest_event, ""
+                self._newest_event, shown, wait = version.newest_event, "", DELTA_LOOK_S
                 if (delay := delay_of(version)) is not None:
                     self.metrics.freshness("weights", delay)
 
