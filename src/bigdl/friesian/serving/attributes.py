@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreAttributes"]
 
+_ROWS_AT_ONCE = 10_000  # items per read of the store
+
 
 class StoreAttributes(ItemAttributes):
     """Attributes of the items of a feature store, which follow the changes of the store.
@@ -45,7 +47,6 @@ class StoreAttributes(ItemAttributes):
         self._store, self._table, self._wanted = store, table, list(columns)
         self._item_ids = ids
         self._stamp: tuple | None = None
-        self._stamped = np.zeros(0, np.int64)  # keeps the address in the stamp unique
         self._now = ItemAttributes()
         self._reading = threading.Lock()
         if missing := [name for name in columns if name not in store.names(table)]:
@@ -57,24 +58,33 @@ class StoreAttributes(ItemAttributes):
             )
 
     def _current(self) -> ItemAttributes:
+        if self._stamp is not None and _are_same(self._stamp_now(), self._stamp):
+            return self._now
+        # One thread reads the changed items; others use the previous attributes until then.
+        if not self._reading.acquire(blocking=self._stamp is None):
+            return self._now
+        try:
+            stamp = self._stamp_now()
+            if self._stamp is None or not _are_same(stamp, self._stamp):
+                self._now, self._stamp = self._read(stamp[-1]), stamp
+            return self._now
+        finally:
+            self._reading.release()
+
+    def _stamp_now(self) -> tuple:
+        """Return objects that change with the attributes; the last are the ids."""
         parts = getattr(self._store, "parts", None)
         if parts is None:
-            stamp: tuple = (int(time.monotonic() / ATTRIBUTES_LOOK_S),)
-        else:
-            stamp = tuple(map(id, parts(self._table)[1]))
-        ids = self._item_ids()
-        stamp = (*stamp, id(ids))
-        if stamp != self._stamp:
-            with self._reading:
-                if stamp != self._stamp:
-                    rows = self._store.read(self._table, ids, self._wanted)
-                    batch = rows.to_arrow().filter(pa.array(rows.found))
-                    batch = batch.select(self._wanted).append_column(
-                        "__item__", pa.array(ids[rows.found])
-                    )
-                    made = ItemAttributes(pa.table(batch), "__item__", self._wanted)
-                    self._now, self._stamp, self._stamped = made, stamp, ids
-        return self._now
+            return int(time.monotonic() / ATTRIBUTES_LOOK_S), self._item_ids()
+        return (*parts(self._table)[1], self._item_ids())
+
+    def _read(self, ids: np.ndarray) -> ItemAttributes:
+        chunks = []
+        for start in range(0, max(len(ids), 1), _ROWS_AT_ONCE):
+            rows = self._store.read(self._table, ids[start : start + _ROWS_AT_ONCE], self._wanted)
+            batch = rows.to_arrow().filter(pa.array(rows.found)).select(self._wanted)
+            chunks.append(batch.append_column("__item__", pa.array(rows.ids[rows.found])))
+        return ItemAttributes(pa.Table.from_batches(chunks), "__item__", self._wanted)
 
     @property
     def names(self) -> list[str]:
@@ -85,3 +95,10 @@ class StoreAttributes(ItemAttributes):
 
     def mask(self, ids: np.ndarray, chosen: ItemFilter) -> np.ndarray:
         return self._current().mask(ids, chosen)
+
+
+def _are_same(one: tuple, two: tuple) -> bool:
+    """Compare numbers by value and other objects by identity."""
+    return len(one) == len(two) and all(
+        a is b or (isinstance(a, int) and a == b) for a, b in zip(one, two, strict=True)
+    )

@@ -264,12 +264,18 @@ class RemoteRecall(ServiceClient):
         ]
         if len(users) > 1:
             waiting = [self.send(name, request, _SCORES).result for request in requests]
-        return [self._candidates_of(answer) for answer in waiting]
+        return [self._candidates_of(answer, item_filter is not None) for answer in waiting]
 
-    def _candidates_of(self, answer: Callable[[], Any]) -> tuple[np.ndarray, np.ndarray, bool]:
+    def _candidates_of(
+        self, answer: Callable[[], Any], has_filter: bool
+    ) -> tuple[np.ndarray, np.ndarray, bool]:
         try:
             response = answer()
         except self._rpc_error as error:
+            if has_filter and error.code().name in ("INVALID_ARGUMENT", "FAILED_PRECONDITION"):
+                raise UsageError(
+                    error.details(), code="request-invalid", argument="filter"
+                ) from None
             if error.code().name != "NOT_FOUND":  # unknown user
                 raise
             return np.zeros(0, np.int64), np.zeros(0, np.float32), False

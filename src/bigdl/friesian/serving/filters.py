@@ -129,6 +129,11 @@ def _invalid(sentence: str) -> UsageError:
     return UsageError(sentence, code="request-invalid", argument="filter")
 
 
+def _bound(value: float, dtype: pa.DataType) -> pa.Scalar:
+    """Return a bound in the precision of the values, so that 0.1 in float32 is at most 0.1."""
+    return pa.scalar(float(value), dtype) if pa.types.is_floating(dtype) else pa.scalar(value)
+
+
 class ItemAttributes:
     """Attributes of items by which filters select, such as the category or the stock.
 
@@ -204,9 +209,11 @@ class ItemAttributes:
                     raise pa.ArrowInvalid("it has no order")
                 matches = pc.is_valid(column)
                 if "min" in value:
-                    matches = pc.and_(matches, pc.greater_equal(column, value["min"]))
+                    least = _bound(value["min"], column.type)
+                    matches = pc.and_(matches, pc.greater_equal(column, least))
                 if "max" in value:
-                    matches = pc.and_(matches, pc.less_equal(column, value["max"]))
+                    most = _bound(value["max"], column.type)
+                    matches = pc.and_(matches, pc.less_equal(column, most))
             else:
                 values = list(value) if isinstance(value, list | tuple) else [value]
                 wanted = pa.array(values).cast(column.type) if values else None

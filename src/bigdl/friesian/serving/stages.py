@@ -306,6 +306,11 @@ def checked_stage(stage: object) -> Stage:
     return stage
 
 
+def _is_filter_error(error: Exception) -> bool:
+    """Return whether a stage has found that the filter of the request is invalid."""
+    return isinstance(error, UsageError) and error.facts.get("argument") == "filter"
+
+
 class StageErrors:
     """Rate-limited log of stage failures."""
 
@@ -433,6 +438,8 @@ class StageRunner:
             progress.batch = replace(progress.batch, partial=True)
             logger.warning("%s: %s", progress.stage, error)
         except Exception as error:
+            if _is_filter_error(error):
+                raise
             self._errors.log(progress.stage, error)
             if len(progress.batch.users) > 1 and progress.retries[0] > 0:
                 return self._answers_of_halves(progress)
