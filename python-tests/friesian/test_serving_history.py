@@ -1,7 +1,9 @@
 """Tests of serving with event histories: sequence models, event stores, filters in the index."""
 
+import contextlib
 import json
 import shutil
+import sqlite3
 import threading
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -24,12 +26,15 @@ from bigdl.friesian.serving import (
     ItemAttributes,
     ItemFilter,
     ItemIndex,
+    RecallService,
     Recommender,
     RecommenderClient,
     RecommenderService,
+    RemoteRecall,
     SequenceRecall,
     open_events,
 )
+from bigdl.friesian.serving.attributes import StoreAttributes
 from bigdl.friesian.serving.config import read_config
 from bigdl.friesian.serving.program import Serving, initialise
 
@@ -86,6 +91,40 @@ def test_a_table_of_events_can_be_loaded_again(opened):
     assert events.append_table(rows).added == 4
     assert events.append_table(rows).repeated == 4
     assert events.read([1])[0].times.tolist() == [5.0, 5.0, 6.0]
+    many = pd.DataFrame({"user": np.arange(10, 1211), "item": 4, "time": 5})
+    assert events.append_table(many).added == 1201
+    assert events.size() == 1203
+    assert events.append_table(rows[:0]).added == 0
+
+
+def test_times_that_are_not_finite_are_rejected(opened):
+    events = opened()
+    for wrong in (np.nan, np.inf, -1e30):
+        with pytest.raises(UsageError, match="should be a finite number"):
+            events.append([Event(1, 7, 30.0), Event(1, 7, wrong)])
+        with pytest.raises(UsageError, match="in 1 of 2 rows"):
+            events.append_table(pd.DataFrame({"user": [1, 2], "item": 4, "time": [5, wrong]}))
+    assert events.size() == 0
+
+
+def test_an_outage_of_the_events_is_no_error_of_the_client(tmp_path, caplog):
+    events = EmbeddedEvents(tmp_path / "events")
+    recommender = Recommender(None, None, None, stages=[], events=events)
+    with events, HttpServer(recommender) as server:
+        with contextlib.closing(sqlite3.connect(tmp_path / "events" / "events.sqlite")) as other:
+            other.execute("DROP TABLE histories")
+        content = json.dumps({"events": [{"user": 1, "item": 7}]}).encode()
+        request = Request(f"http://127.0.0.1:{server.port}/events", content)
+        for _ in range(2):
+            with pytest.raises(HTTPError) as caught:
+                urlopen(request)
+            assert caught.value.code == 503
+            assert json.load(caught.value)["error"].startswith("The event store does not work")
+        request.add_header("Sec-Fetch-Site", "cross-site")
+        with pytest.raises(HTTPError) as caught:
+            urlopen(request)
+        assert caught.value.code == 403
+    assert caplog.text.count("no such table: histories") == 1
 
 
 def test_concurrent_appends_lose_no_event(opened):
@@ -303,6 +342,47 @@ def test_filters_follow_the_item_table_of_the_store(tmp_path):
         assert 'bigdl_recommender_size{of="model_version"} 1.0' in text
 
 
+def test_bounds_have_the_precision_of_the_attribute():
+    frame = pd.DataFrame({"item": [1, 2], "price": np.array([0.1, 0.2], "float32"), "n": [3, 4]})
+    attributes, ids = ItemAttributes(frame), np.array([1, 2])
+    for where, wanted in (
+        ({"price": {"max": 0.1}}, [True, False]),
+        ({"price": {"min": 0.2}}, [False, True]),
+        ({"price": {"max": 1e300}}, [True, True]),
+        ({"n": {"min": 3.5}}, [False, True]),
+    ):
+        assert attributes.mask(ids, ItemFilter.of({"where": where})).tolist() == wanted
+
+
+def test_attributes_are_read_once_for_concurrent_requests(tmp_path):
+    reads, waiting, going = [], threading.Event(), threading.Event()
+
+    class Slow(EmbeddedStore):
+        def read(self, table, ids, columns=None):
+            reads.append(len(ids))
+            if len(reads) > 3:
+                waiting.set()
+                going.wait(10)
+            return super().read(table, ids, columns)
+
+    ids = np.arange(25_000)
+    store = Slow(tmp_path / "attributes")
+    store.replace({"item": pd.DataFrame({"item": ids, "stock": True})})
+    attributes = StoreAttributes(store, "item", ["stock"], lambda: ids)
+    chosen = ItemFilter.of({"where": {"stock": True}})
+    assert attributes.mask(ids, chosen).all()
+    assert reads == [10_000, 10_000, 5_000]
+    store.update({"item": pd.DataFrame({"item": [7], "stock": [False]})})
+    thread = threading.Thread(target=attributes.mask, args=(ids, chosen))
+    thread.start()
+    waiting.wait(10)
+    assert attributes.mask(ids, chosen).all()  # at once, by the previous attributes
+    going.set()
+    thread.join()
+    assert not attributes.mask(ids, chosen)[7]
+    assert len(reads) == 6
+
+
 def test_a_recall_without_filters_and_invalid_filters_are_errors():
     class Custom:
         def candidates(self, user_ids, k):
@@ -323,5 +403,14 @@ def test_a_recall_without_filters_and_invalid_filters_are_errors():
     for content in ({"allowed": [1]}, {"where": {"kind": {"least": 1}}}, {"deny": 3}, [1]):
         with pytest.raises(UsageError):
             ItemFilter.of(content)
+    with (
+        GrpcServer([RecallService(recommender.recall)]) as server,
+        RemoteRecall(f"127.0.0.1:{server.port}") as recall,
+    ):
+        for deadline in (None, 5.0):
+            remote = Recommender(None, recall, None, stages=["recall"], deadline=deadline)
+            for users in ([1], [1, 2, 3]):
+                with pytest.raises(UsageError, match="no attribute 'colour'"):
+                    remote.recommend(users, item_filter=ItemFilter.of({"where": {"colour": 1}}))
     with pytest.raises(UsageError, match="keeps no events"):
         recommender.append([Event(1, 2, 3.0)])

@@ -279,7 +279,8 @@ class HttpServer:
             routes["POST", "/events"] = self._routes.post_events
             if recommender.drift is not None:
                 routes["GET", "/drift"] = self._routes.get_drift
-        app = HttpApp(self._service, routes, {} if recommender is None else PATHS)
+        paths = {} if recommender is None else PATHS
+        app = HttpApp(self._service, routes, paths, changes=("/events",))
         try:
             self._thread = HttpThread(app, security.host, port, security.files(), shares_port)
         except BaseException:

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -69,6 +69,8 @@ class HttpApp:
         the function: ``"/recommend/{user}"``.
     paths : dict, optional
         OpenAPI ``paths`` of the further routes.
+    changes : collection of str, default ()
+        Paths of further routes that change something; pages of other sites may not request them.
     """
 
     def __init__(
@@ -76,9 +78,10 @@ class HttpApp:
         service: InferenceService,
         routes: Mapping[tuple[str, str], Handler] | None = None,
         paths: Mapping[str, Any] | None = None,
+        changes: Collection[str] = (),
     ):
         self.service = service
-        self._paths = dict(paths or {})
+        self._paths, self._changes = dict(paths or {}), frozenset(changes)
         self._results = FutureAwaiter()
         self._bodies = BodyThreads()
         handlers: dict[tuple[str, str], Handler] = {
@@ -169,7 +172,8 @@ class HttpApp:
         if not path.startswith("/v2/health/"):
             values = [value for name, value in scope["headers"] if name == b"authorization"]
             self.service.check_access(only_authorization(values), _purpose(path))
-        if _purpose(path) == ADMIN and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        makes_changes = _purpose(path) == ADMIN or path in self._changes
+        if makes_changes and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             # Only browsers send this header. Without the check, any web page that a user of this
             # machine opens could change a server on the loopback address.
             raise _Refused(403, "A page of another site may not change the server")
