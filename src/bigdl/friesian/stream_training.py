@@ -497,9 +497,9 @@ def _stream_of(config: Config, columns: list[str]) -> DataFrame:
             F.col(item).cast("bigint").alias(item),
             F.col(time).cast("double").alias(time),
         )
-    known = " AND ".join(f"`{name}` IS NOT NULL" for name in columns)
+    is_complete = " AND ".join(f"`{name}` IS NOT NULL" for name in columns)
     # Spark orders NaN after all numbers, so this also excludes NaN.
-    return rows.filter(f"{known} AND abs(`{time}`) < {MOST_TIME:g}")
+    return rows.filter(f"{is_complete} AND abs(`{time}`) < {MOST_TIME:g}")
 
 
 def _run(config: Config, options: argparse.Namespace) -> int:
