@@ -194,11 +194,13 @@ class EventStore(ABC):
         self.most = check_integer("most", most, 1)
         self._next_message = 0.0  # time of the next message about an outage
 
-    def _outage(self, place: str, error: Exception) -> UnavailableError:
+    def _outage(self, location: str, error: Exception) -> UnavailableError:
         """Log an error of the storage; return one for clients, which need not know the details."""
         if (now := time.monotonic()) >= self._next_message:
             self._next_message = now + _SILENCE
-            logger.error("The events at %s cannot be read or written: %s", place, one_line(error))
+            logger.error(
+                "The events at %s cannot be read or written: %s", location, one_line(error)
+            )
         return UnavailableError(
             "The event store does not work now; try again later", code="cluster-unreachable"
         )
