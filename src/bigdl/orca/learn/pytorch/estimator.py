@@ -1399,7 +1399,13 @@ class _EstimatorLearner(StreamLearner):
             names = ("batch_size", "feature_cols", "label_cols")
             before = self._estimator.evaluate(data, **{name: self._options[name] for name in names})
             metrics = _numbers_of(cast("dict[str, object]", before))
-        return metrics | _numbers_of(self._estimator.fit(data, **self._options)[-1])
+        options = dict(self._options)
+        if options.get("seed") is not None:
+            # as after load: random numbers depend on seed and epoch, not on earlier updates
+            state = self._estimator.get_state_dict()
+            self._estimator.load_state_dict(state)
+            options["seed"] = (options["seed"] + state["epoch"]) % (1 << 31)
+        return metrics | _numbers_of(self._estimator.fit(data, **options)[-1])
 
     def save(self, folder: Path) -> None:
         self._estimator.save_checkpoint(str(folder / _STREAM_STATE))
