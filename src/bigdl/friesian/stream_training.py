@@ -265,7 +265,7 @@ class SequenceLearner(StreamLearner):
             {"x": arrays if len(arrays) > 1 else arrays[0], "y": data["next_seq"]},
             epochs=self.epochs,
             batch_size=self.batch_size,
-            seed=(self.seed + self.sums["targets"]) % (1 << 31),
+            seed=int(self.seed + self.sums["targets"]) % (1 << 31),
         )
         return metrics | {"train_loss": float(trained[-1]["train_loss"])}
 
