@@ -146,10 +146,19 @@ def test_a_timeout_and_an_interrupt_end_running_trials(interrupt):
     found = study()
     begin = time.monotonic()
     if interrupt:
-        # a trial is running after the first has finished
-        timer = threading.Timer(1, _thread.interrupt_main)
+        done = threading.Event()
+
+        def press_keys():  # a trial is running after the first has finished
+            time.sleep(1)
+            _thread.interrupt_main()
+            while not done.wait(20):  # one that arrives in a finalizer is lost
+                _thread.interrupt_main()
+
+        thread = threading.Thread(target=press_keys, daemon=True)
         with pytest.raises(KeyboardInterrupt):
-            run(found, endless, callbacks=[lambda *_: timer.start()])
+            run(found, endless, callbacks=[lambda *_: thread.start()])
+        done.set()
+        thread.join()
     else:
         run(found, endless, timeout=6)
     assert time.monotonic() - begin < 60
