@@ -196,9 +196,8 @@ def is_executor(process) -> bool:
 def is_worker(process) -> bool:
     """Return True if a PySpark daemon has forked the process."""
     parent = process.parent()
-    return parent is not None and all(
-        "bigdl.orca.cluster.python_daemon" in p.cmdline() for p in (process, parent)
-    )
+    daemons = {"bigdl.orca.cluster.python_daemon", "bigdl.runtime.preloaded"}
+    return parent is not None and all(daemons & set(p.cmdline()) for p in (process, parent))
 
 
 # -- what is trained ------------------------------------------------------------------------------

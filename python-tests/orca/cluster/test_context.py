@@ -599,9 +599,13 @@ def test_spark_submit_mode_takes_the_settings_of_the_command(tmp_path):
 
 
 KILLED = """
-    import json, threading, time
+    import json, os, threading, time
     import psutil
     from bigdl.orca import init_orca_context
+
+    daemon = os.environ["DAEMON"]
+    if "preloaded" in daemon:
+        import torch
 
     def never_returns(rows):
         import time
@@ -620,18 +624,19 @@ KILLED = """
 
     # The JVM, the daemon of the Python workers and two workers.
     found = []
-    while sum("python_daemon" in text for _, text in found) < 3:
+    while sum(daemon in text for _, text in found) < 3:
         time.sleep(0.05)
         found = [(p.pid, command(p)) for p in psutil.Process().children(recursive=True)]
-    pids = [pid for pid, text in found if "java" in text or "daemon" in text]
+    pids = [pid for pid, text in found if "java" in text or daemon in text]
     print(json.dumps(pids), flush=True)
     time.sleep(600)
 """
 
 
 @pytest.mark.fault
-def test_a_killed_driver_leaves_no_process(tmp_path):
-    driver = start(tmp_path / "killed.py", KILLED)
+@pytest.mark.parametrize("daemon", ["orca.cluster.python_daemon", "runtime.preloaded"])
+def test_a_killed_driver_leaves_no_process(tmp_path, daemon):
+    driver = start(tmp_path / "killed.py", KILLED, DAEMON=daemon)
     try:
         pids = json.loads(driver.stdout.readline())
         assert all(is_running(pid) for pid in pids)

@@ -20,7 +20,6 @@ from multiprocessing.reduction import recv_handle, send_handle
 from bigdl.common.memory import freeze_modules
 from bigdl.common.platform.processes import (
     ForkedProcess,
-    can_adopt_forks,
     forget_children,
     fork_bound,
 )
@@ -30,7 +29,7 @@ from bigdl.runtime.process import CpuSlot, WorkerProcess
 
 
 class ForkServer(WorkerProcess):
-    """Process that imports modules and then forks workers.
+    """Process that imports modules and then forks workers, where forks can be adopted.
 
     Parameters
     ----------
@@ -77,11 +76,6 @@ class ForkServer(WorkerProcess):
         except BaseException:
             ours.close()
             raise
-
-
-def can_fork_workers() -> bool:
-    """Return True if this system supports a :class:`ForkServer`."""
-    return can_adopt_forks()
 
 
 def make_server(modules: Sequence[str]) -> Callable[[Sequence[int]], int]:

@@ -24,12 +24,12 @@ from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.common.platform.cores import pin_process
 from bigdl.common.platform.files import read_whole
-from bigdl.common.platform.processes import ForkedProcess
+from bigdl.common.platform.processes import ForkedProcess, can_adopt_forks
 from bigdl.common.private_folders import process_folder
 from bigdl.common.timeouts import COLLECTIVE_S, LOCAL_EXIT_S
 from bigdl.runtime.channel import AttemptChannel, Channel, Unreachable
 from bigdl.runtime.engine import Engine
-from bigdl.runtime.forks import ForkServer, can_fork_workers
+from bigdl.runtime.forks import ForkServer
 from bigdl.runtime.jobs import (
     PROCESS_ENDED,
     AttemptMonitor,
@@ -539,7 +539,7 @@ class Replacements(contextlib.AbstractContextManager["Replacements", None]):
         with self._lock:
             if self._server is not None or self._spare is not None:
                 return
-            if can_fork_workers():
+            if can_adopt_forks():
                 cores = CpuSlot(tuple(usable_cores()), slot.threads)
                 self._server = ForkServer(cores, modules)
             else:

@@ -14,8 +14,8 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -44,7 +44,7 @@ _PER_PROCESS = ("PYTHON_", "SPARK_", "BIGDL_PRELOAD", "_")
 
 
 class Preloaded:
-    """Process that imports modules, and forks in place of processes that start later.
+    """Process that imports modules, and forks for processes that start later.
 
     It ends with :meth:`close`, or with this process.  Its forks end with those for which they run.
 
@@ -77,10 +77,11 @@ class Preloaded:
     def close(self) -> None:
         """End the process, which has no more forks."""
         os.close(self._end)
-        timer = threading.Timer(PRELOADED_EXIT_S, self._process.kill)
-        timer.start()
-        self._process.wait()
-        timer.cancel()
+        try:
+            self._process.wait(PRELOADED_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def can_preload() -> bool:
@@ -177,7 +178,7 @@ def _fork(
     return pid
 
 
-# The process in whose place a fork runs -----------------------------------------------------------
+# The process that asks for a fork -----------------------------------------------------------------
 
 
 def main() -> None:

@@ -550,13 +550,15 @@ def _daemon_properties(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def _preload(properties: Mapping[str, str], cleanup: contextlib.ExitStack) -> dict[str, str]:
-    """Import the modules of Spark's Python daemon while the JVM starts.
+    """Import the modules of Spark's Python daemon while the JVM starts, if torch is one of them.
 
-    Returns properties with which Spark's daemon is a fork of the process that imports them.
+    Returns properties with which Spark's daemon is a fork of the process that imports them.  A
+    program without torch may use no Python worker, and other modules are imported in a second.
     """
+    modules = properties.get("spark.executorEnv.BIGDL_PRELOAD", "").split(",")
     is_local = properties.get("spark.master", "").startswith("local[")
     is_ours = properties.get("spark.python.daemon.module") == DAEMON
-    if not (is_local and is_ours and can_preload()):
+    if not (is_local and is_ours and "torch" in modules and can_preload()):
         return {}
     prefix = "spark.executorEnv."
     of_executors = {
@@ -577,7 +579,7 @@ def _preload(properties: Mapping[str, str], cleanup: contextlib.ExitStack) -> di
     cleanup.callback(folder.close)
     process = Preloaded(
         variables.get("PYSPARK_PYTHON", sys.executable),
-        [*variables["BIGDL_PRELOAD"].split(","), "pyspark.daemon"],
+        [*modules, "pyspark.daemon"],
         variables,
         folder.path,
     )
