@@ -10,10 +10,12 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import MissingExtraError, UsageError, require
 from bigdl.common.hadoop import find_hadoop_classes
+from bigdl.common.platform.files import sync_folder
 from bigdl.common.private_folders import scratch_folder
 
 if TYPE_CHECKING:
@@ -257,6 +259,43 @@ def put_folder(source: str, url: str) -> None:
                 os.replace(os.path.join(folder, name), os.path.join(destination, name))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def committed_folder(folder: Path, what: str) -> Iterator[Path]:
+    """Context manager of a temporary folder that is renamed when its files are on the disk.
+
+    Parameters
+    ----------
+    folder : Path
+        Final folder, which must not have files.
+    what : str
+        Content of the folder, for the message of an error.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be written.
+    """
+    temporary = folder.with_name(f"new-{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for each in temporary.iterdir():
+            if each.is_file():
+                with open(each, "rb+") as file:
+                    os.fsync(file.fileno())
+        os.replace(temporary, folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        parent = str(folder.parent)
+        raise UsageError(
+            f"{what} cannot be written to {parent}: {write_reason(error, parent)}",
+            code="path-unusable",
+            path=parent,
+        ) from error
 
 
 _FULL = "free some space there, or choose another folder"

@@ -254,18 +254,16 @@ class SequenceLearner(StreamLearner):
         metrics |= self._predicted(data)
         if not len(data["item_seq"]):
             return metrics
+        from bigdl.orca.learn.pytorch.estimator import seed_of_update
+
         network = self._estimator.get_model()
         assert isinstance(network, CausalModel)
         arrays = [data[name] for name in network.feature_cols]
-        # as after load: random numbers depend on the seed and the events, not on earlier updates
-        full = self._estimator.get_state_dict()
-        self._use(self._network(full["models"][0]))
-        self._estimator.load_state_dict(full)
         trained = self._estimator.fit(
             {"x": arrays if len(arrays) > 1 else arrays[0], "y": data["next_seq"]},
             epochs=self.epochs,
             batch_size=self.batch_size,
-            seed=int(self.seed + self.sums["targets"]) % (1 << 31),
+            seed=seed_of_update(self._estimator, self.seed),
         )
         return metrics | {"train_loss": float(trained[-1]["train_loss"])}
 

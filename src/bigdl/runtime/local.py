@@ -496,7 +496,7 @@ class LocalProcesses:
 
 
 class Replacements(contextlib.AbstractContextManager["Replacements", None]):
-    """Context manager of the processes that take the places of a job's lost workers.
+    """Context manager of the processes that replace lost workers of a job.
 
     At the end of the block, or with this process, they end.  A forked child of this process leaves
     them alone.

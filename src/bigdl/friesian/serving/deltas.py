@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
-from bigdl.common.platform.files import sync_folder
+from bigdl.common.storage import committed_folder
 
 if TYPE_CHECKING:
     from bigdl.friesian.models.sequences import SavedSequenceModel
@@ -155,13 +155,11 @@ class DeltaFolder:
                 argument="number",
             )
         if name is not None:
+            from bigdl.friesian.models.sequences.saved import plain_options
+
             self._facts = {
                 "model": name,
-                "options": {
-                    key: value
-                    for key, value in (options or {}).items()
-                    if isinstance(value, int | float | str) and key != "embedding"
-                },
+                "options": plain_options(options),
             }
         if not self._facts:
             raise UsageError(
@@ -205,27 +203,12 @@ class DeltaFolder:
         items: pa.Array,
         tables: Mapping[str, pa.Table],
     ) -> None:
-        temporary = self.path / f"new-{name}"
-        try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            np.savez(temporary / _ARRAYS, **arrays)  # type: ignore[arg-type]
-            pq.write_table(pa.table({"item": items}), temporary / _ITEMS)
+        with committed_folder(self.path / name, "The version") as new:
+            np.savez(new / _ARRAYS, **arrays)  # type: ignore[arg-type]
+            pq.write_table(pa.table({"item": items}), new / _ITEMS)
             for table, rows in tables.items():
-                pq.write_table(rows, temporary / f"table-{table}.parquet")
-            (temporary / _MANIFEST).write_text(json.dumps(facts), encoding="utf-8")
-            for each in temporary.iterdir():
-                with open(each, "rb+") as file:
-                    os.fsync(file.fileno())
-            os.replace(temporary, self.path / name)
-            sync_folder(self.path)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise UsageError(
-                f"The version cannot be written to {self.path}: {error}",
-                code="path-unusable",
-                path=str(self.path),
-            ) from error
+                pq.write_table(rows, new / f"table-{table}.parquet")
+            (new / _MANIFEST).write_text(json.dumps(facts), encoding="utf-8")
 
     def _remove_old(self) -> None:
         known = self.versions()

@@ -28,7 +28,7 @@ from urllib.parse import parse_qs, unquote
 
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.serving.events import Appended, Event
+from bigdl.friesian.serving.events import Event
 from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.openapi import PATHS
 from bigdl.friesian.serving.recommender import Recommender
@@ -68,14 +68,7 @@ class _Routes:
 
     async def post(self, request: HttpRequest) -> HttpAnswer:
         """Answer ``POST /recommend``."""
-        most = _BYTES_OF_ID * self._limits.max_ids + _OTHER_BYTES
-        if len(request.body) > most:
-            raise UsageError(
-                f"The body may have at most {most} bytes, got {len(request.body)}",
-                code="request-limit",
-                limit=most,
-            )
-        content = parse_json(request.body)
+        content = self._content(request, _BYTES_OF_ID)
         if "users" not in content:
             raise UsageError(
                 'The body should be an object such as {"users": [1, 2], "k": 10}',
@@ -103,14 +96,7 @@ class _Routes:
 
     async def post_events(self, request: HttpRequest) -> HttpAnswer:
         """Answer ``POST /events``."""
-        most = _BYTES_OF_EVENT * self._limits.max_ids + _OTHER_BYTES
-        if len(request.body) > most:
-            raise UsageError(
-                f"The body may have at most {most} bytes, got {len(request.body)}",
-                code="request-limit",
-                limit=most,
-            )
-        content = parse_json(request.body)
+        content = self._content(request, _BYTES_OF_EVENT)
         if content.keys() != {"events"} or not isinstance(content["events"], list):
             raise UsageError(
                 'The body should be an object such as {"events": [{"user": 1, "item": 7}]}',
@@ -119,8 +105,8 @@ class _Routes:
             )
         self._limits.check_ids(content["events"])
         events = [Event.of(each) for each in content["events"]]
-        appending = self._run(request, lambda _: json_answer(asdict(self._append(events))).body)
-        return await appending
+        append = self._recommender.append
+        return await self._run(request, lambda _: json_answer(asdict(append(events))).body)
 
     async def get_drift(self, request: HttpRequest) -> HttpAnswer:
         """Answer ``GET /drift``."""
@@ -128,8 +114,16 @@ class _Routes:
         page = self._recommender.drift.page().encode()
         return HttpAnswer(page, content_type="text/html; charset=utf-8")
 
-    def _append(self, events: list[Event]) -> Appended:
-        return self._recommender.append(events)
+    def _content(self, request: HttpRequest, bytes_of_id: int) -> dict[str, Any]:
+        """Parse a body whose size is limited by the allowed number of ids."""
+        most = bytes_of_id * self._limits.max_ids + _OTHER_BYTES
+        if len(request.body) > most:
+            raise UsageError(
+                f"The body may have at most {most} bytes, got {len(request.body)}",
+                code="request-limit",
+                limit=most,
+            )
+        return parse_json(request.body)
 
     async def get(self, request: HttpRequest, user: str) -> HttpAnswer:
         """Answer ``GET /recommend/<user>``."""

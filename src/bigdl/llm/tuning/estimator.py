@@ -47,7 +47,7 @@ T = TypeVar("T")
 _LONGEST = 1024  # tokens of a row by default
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _RATES = {True: 2e-4, False: 5e-5}  # of AdamW, with and without an adapter
-_LABELS = "labels.json"  # classes of a classifier, beside its adapter
+_LABELS = "labels.json"  # classes of a classifier, next to its adapter
 # Settings of adapters that change results, but not the names and sizes of weights.
 _SCALES = ("peft_type", "lora_alpha", "alpha", "alpha_pattern", "use_rslora")
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
-from bigdl.common.platform.files import sync_folder
+from bigdl.common.storage import committed_folder
 from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.versions import to_arrow
 
@@ -177,31 +177,11 @@ class _StreamBatches:
 
     def _commit(self, batch: TrainedBatch) -> TrainedBatch:
         folder = self._folder / f"batch-{batch.number}"
-        temporary = self._folder / f"new-batch-{batch.number}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            temporary.mkdir()
-            self._learner.save(temporary)
+        with committed_folder(folder, "The checkpoint") as new:
+            self._learner.save(new)
             content = {name: value for name, value in asdict(batch).items() if name != "folder"}
-            (temporary / _PROGRESS).write_text(json.dumps(content), encoding="utf-8")
-            for each in temporary.iterdir():
-                _sync(each)
-            os.replace(temporary, folder)
-            sync_folder(self._folder)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise UsageError(
-                f"The checkpoint cannot be written to {self._folder}: {error}",
-                code="path-unusable",
-                path=str(self._folder),
-            ) from error
+            (new / _PROGRESS).write_text(json.dumps(content), encoding="utf-8")
         return TrainedBatch(batch.number, batch.rows, batch.metrics, str(folder))
-
-
-def _sync(path: Path) -> None:
-    if path.is_file():
-        with open(path, "rb+") as file:
-            os.fsync(file.fileno())
 
 
 def _ordered(rows: pa.Table, order_by: Sequence[str] | None) -> pa.Table:

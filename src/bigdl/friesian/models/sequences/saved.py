@@ -39,7 +39,7 @@ def window_start(total: int, max_len: int, stride: int) -> int:
     max_len : int
         Maximum number of events to read.
     stride : int
-        Number of events by which the window moves.
+        Number of events by which the window is shifted.
     """
     return max(-(-(total - max_len) // stride) * stride, 0)
 
@@ -104,17 +104,12 @@ class SavedSequenceModel:
         facts : dict, optional
             Further values for the JSON file.
         """
-        shapes = {
-            key: value
-            for key, value in (options or {}).items()
-            if isinstance(value, int | float | str) and key != "embedding"
-        }
         content = {
             "items": len(self.items),
             "max_len": self.max_len,
             "stride": self.stride,
             "model": name,
-            "options": shapes,
+            "options": plain_options(options),
             **(facts or {}),
         }
         folder = Path(folder)
@@ -183,6 +178,15 @@ class SavedSequenceModel:
                 path=str(folder),
             ) from error
         return cls(network.eval(), items, facts["max_len"], facts.get("stride", 1))
+
+
+def plain_options(options: Mapping[str, object] | None) -> dict[str, object]:
+    """Return the arguments of a model's class that a server needs and JSON can hold."""
+    return {
+        key: value
+        for key, value in (options or {}).items()
+        if isinstance(value, int | float | str) and key != "embedding"
+    }
 
 
 def network_of(

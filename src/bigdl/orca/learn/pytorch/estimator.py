@@ -1379,6 +1379,23 @@ RayXShards or a ray.data.Dataset
         super().shutdown()
 
 
+def seed_of_update(estimator: PyTorchEstimator, seed: int) -> int:
+    """Return the seed of an Estimator's next fit in a stream.
+
+    The Estimator's random generators start again, as those of a loaded one do, whose checkpoint
+    lacks them.  So a stream that was restarted trains as one that was not.
+
+    Parameters
+    ----------
+    estimator : PyTorchEstimator
+    seed : int
+        Seed of the stream.
+    """
+    state = estimator.get_state_dict()
+    estimator.load_state_dict(state)
+    return int(seed + state["epoch"]) % (1 << 31)
+
+
 class _EstimatorLearner(StreamLearner):
     """Estimator that a stream trains."""
 
@@ -1401,10 +1418,7 @@ class _EstimatorLearner(StreamLearner):
             metrics = _numbers_of(cast("dict[str, object]", before))
         options = dict(self._options)
         if options.get("seed") is not None:
-            # as after load: random numbers depend on seed and epoch, not on earlier updates
-            state = self._estimator.get_state_dict()
-            self._estimator.load_state_dict(state)
-            options["seed"] = (options["seed"] + state["epoch"]) % (1 << 31)
+            options["seed"] = seed_of_update(self._estimator, options["seed"])
         return metrics | _numbers_of(self._estimator.fit(data, **options)[-1])
 
     def save(self, folder: Path) -> None:
