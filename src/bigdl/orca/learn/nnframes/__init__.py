@@ -7,9 +7,44 @@ evaluators. They train with :class:`bigdl.orca.learn.pytorch.Estimator`, exactly
 workers.
 """
 
-from bigdl.orca.learn.nnframes import preprocessing, stages
 from bigdl.orca.learn.nnframes.image_reader import NNImageReader
-from bigdl.orca.learn.nnframes.preprocessing import *  # noqa: F403
-from bigdl.orca.learn.nnframes.stages import *  # noqa: F403
+from bigdl.orca.learn.nnframes.preprocessing import (
+    ArrayToTensor,
+    ChainedPreprocessing,
+    FeatureLabelPreprocessing,
+    MLlibVectorToTensor,
+    Preprocessing,
+    ScalarToTensor,
+    SeqToMultipleTensors,
+    SeqToTensor,
+    TensorToSample,
+)
+from bigdl.orca.learn.nnframes.stages import (
+    NNClassifier,
+    NNClassifierModel,
+    NNEstimator,
+    NNModel,
+    TrainSummary,
+    ValidationSummary,
+    trusted_loading,
+)
 
-__all__ = [*preprocessing.__all__, *stages.__all__, "NNImageReader"]
+__all__ = [
+    "ArrayToTensor",
+    "ChainedPreprocessing",
+    "FeatureLabelPreprocessing",
+    "MLlibVectorToTensor",
+    "NNClassifier",
+    "NNClassifierModel",
+    "NNEstimator",
+    "NNImageReader",
+    "NNModel",
+    "Preprocessing",
+    "ScalarToTensor",
+    "SeqToMultipleTensors",
+    "SeqToTensor",
+    "TensorToSample",
+    "TrainSummary",
+    "ValidationSummary",
+    "trusted_loading",
+]
