@@ -19,6 +19,7 @@ from bigdl.friesian.models.sequences import (
     SASRec,
     chunked_cross_entropy,
 )
+from bigdl.friesian.models.sequences.one_event import OneEventModel
 from bigdl.friesian.sequential import SequenceRecommender
 from bigdl.friesian.splitters import LastN
 from bigdl.orca.learn.metrics import MRR, NDCG, HitRate
@@ -153,6 +154,47 @@ def test_events_added_to_a_cache_equal_the_whole_history(name):
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-5)
     with refused("data-size", "max_len=8"):
         model.extend(*new, cache=cache)
+
+
+@pytest.mark.parametrize("options", [{}, {"heads": 2, "cosine": True}, {"item_features": None}])
+@pytest.mark.parametrize("name", ["sasrec", "ligr", "hstu"])
+def test_events_read_one_by_one_in_numpy_give_the_vectors_of_the_whole_history(name, options):
+    torch.manual_seed(0)
+    options = {"heads": 1, **options} | ({"block": "ligr"} if name == "ligr" else {})
+    if "item_features" in options:
+        options["item_features"] = np.arange(20)[:, None] % 3
+    model = (HSTU if name == "hstu" else SASRec)(20, 40, 8, **options).eval()
+    for parameter in model.parameters():  # biases and norms start with constants
+        torch.nn.init.normal_(parameter, std=0.5)
+    ids = torch.randint(1, 20, (2, 40))
+    times = (torch.rand(2, 40) * 1e8).long().sort().values + 1_700_000_000
+    with torch.inference_mode():
+        whole, _ = model.extend(ids, times)
+        _, batch = model.extend(ids[:, :5], times[:, :5])
+    reader = OneEventModel.of(model)
+    first = reader.state_of(batch, 1, 5)
+    columns = ids[1].numpy(), times[1].numpy()
+    state = first
+    for length in range(6, 41):
+        vector, state = reader.extend(state, *(each[:length] for each in columns))
+        np.testing.assert_allclose(vector, whole[1, length - 1], rtol=1e-4, atol=1e-4)
+    # a second request that extends the same state gets rows of its events only
+    other = [each.copy() for each in columns]
+    other[0][5:] = 1 + other[0][5:] % 19
+    with torch.inference_mode():
+        expected, _ = model.extend(*(torch.from_numpy(each)[None] for each in other))
+    for events, wanted in ((other, expected[0, 7]), (columns, whole[1, 7])):
+        vector, _ = reader.extend(first, *(each[:8] for each in events))
+        np.testing.assert_allclose(vector, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_derived_classes_are_not_read_in_numpy():
+    class Changed(SASRec):
+        pass
+
+    assert OneEventModel.of(SASRec(20, 8, 8)) is not None
+    assert OneEventModel.of(Changed(20, 8, 8)) is None
+    assert OneEventModel.of(GRU4Rec(20, 8, 8)) is None
 
 
 def test_features_and_vectors_are_added_to_the_vectors_of_items():

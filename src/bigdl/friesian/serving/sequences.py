@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     import os
 
     from bigdl.friesian.models.sequences import SavedSequenceModel, SequenceCache, SequenceModel
+    from bigdl.friesian.models.sequences.one_event import HistoryState, OneEventModel
 
 __all__ = ["SequenceRecall"]
 
 MODEL_FILE = "recommender.json"  # as in bigdl.friesian.models.sequences.saved, which needs torch
 _AT_ONCE = 64  # histories that are read together
+_MOST_NEW = 8  # new events that are read one by one; reading more of them together is faster
 _ENTRY_BYTES = 512  # estimated size of a cache entry without its arrays
 
 
@@ -68,7 +70,7 @@ class _Entry:
     ids: np.ndarray
     times: np.ndarray
     vector: np.ndarray
-    cache: SequenceCache | None
+    cache: SequenceCache | HistoryState | None
     nbytes: int = 0
 
     def __post_init__(self) -> None:
@@ -124,6 +126,8 @@ class _Generation:
     index: ItemIndex
     cache: _UserCache
     version: int
+    is_causal: bool
+    reader: OneEventModel | None = None
     users: dict[str, int] = field(default_factory=lambda: {"extended": 0, "whole": 0, "same": 0})
 
     def ids(self, items: np.ndarray) -> np.ndarray:
@@ -259,7 +263,8 @@ class SequenceRecall:
     ) -> _Generation:
         import torch
 
-        from bigdl.friesian.models.sequences import SavedSequenceModel
+        from bigdl.friesian.models.sequences import CausalModel, SavedSequenceModel
+        from bigdl.friesian.models.sequences.one_event import OneEventModel
 
         if not isinstance(model, SavedSequenceModel):
             model = SavedSequenceModel.read(model)  # type: ignore[arg-type]
@@ -281,12 +286,15 @@ class SequenceRecall:
         network = model.network.eval()
         with torch.inference_mode():
             vectors = network.items.matrix()[1:].numpy()
+        reader = OneEventModel.of(network)
+        is_causal = isinstance(network, CausalModel)
         order = np.argsort(items, kind="stable")
         index = ItemIndex(items, vectors, self._index_type, threads=self._threads)
         cache = _UserCache(self._cache_bytes)
         ids = order.astype(np.int64) + 1
+        reads = model.max_len, model.stride
         return _Generation(
-            *(network, items[order], ids, model.max_len, model.stride, index, cache, version)
+            *(network, items[order], ids, *reads, index, cache, version, is_causal, reader)
         )
 
     # -- answering --------------------------------------------------------------------------------
@@ -340,10 +348,8 @@ class SequenceRecall:
         self, now: _Generation, users: np.ndarray, histories: Sequence[UserHistory]
     ) -> tuple[np.ndarray, list[int]]:
         """Return the vectors of the users with known events, and their positions."""
-        from bigdl.friesian.models.sequences import CausalModel
         from bigdl.friesian.models.sequences.saved import window_start
 
-        is_causal = isinstance(now.network, CausalModel)
         vectors: dict[int, np.ndarray] = {}
         whole: list[tuple[int, np.ndarray, np.ndarray]] = []
         for row, (user, history) in enumerate(zip(users.tolist(), histories, strict=True)):
@@ -361,7 +367,7 @@ class SequenceRecall:
             elif len(entry.ids) == len(ids):
                 now.users["same"] += 1
                 vectors[row] = entry.vector
-            elif not is_causal:
+            elif not now.is_causal or (now.reader and len(ids) - len(entry.ids) > _MOST_NEW):
                 whole.append((row, ids, times))
             else:
                 now.users["extended"] += 1
@@ -379,13 +385,17 @@ class SequenceRecall:
     ) -> np.ndarray:
         import torch
 
+        if now.reader is not None:
+            vector, state = now.reader.extend(cast("HistoryState", entry.cache), ids, times)
+            now.cache.put(user, _Entry(ids, times, vector, state))
+            return vector
         network: Any = now.network
         new = slice(len(entry.ids), None)
         with torch.inference_mode():
             hidden, cache = network.extend(
                 torch.from_numpy(ids[new])[None], torch.from_numpy(times[new])[None], entry.cache
             )
-            vector: np.ndarray = hidden[0, -1].numpy()
+            vector = hidden[0, -1].numpy()
         now.cache.put(user, _Entry(ids, times, vector, cache))
         return vector
 
@@ -402,14 +412,13 @@ class SequenceRecall:
         from bigdl.friesian.models.sequences import CausalModel
 
         network = now.network
-        is_causal = isinstance(network, CausalModel)
         if isinstance(network, CausalModel) and network.reads_padding:
             lengths = sorted({len(each[1]) for each in rows})
             groups = [[each for each in rows if len(each[1]) == length] for length in lengths]
         else:
             groups = [list(rows)]
         for group in groups:
-            longest = max(len(each[1]) for each in group) if is_causal else now.max_len
+            longest = max(len(each[1]) for each in group) if now.is_causal else now.max_len
             ids = np.zeros((len(group), longest), np.int64)
             times = np.zeros((len(group), longest), np.int64)
             for number, (_, of_user, at) in enumerate(group):
@@ -418,9 +427,9 @@ class SequenceRecall:
                 item_seq, time_seq = torch.from_numpy(ids), torch.from_numpy(times)
                 if isinstance(network, CausalModel):
                     hidden, cache = network.extend(item_seq, time_seq)
+                    row_of = network.row_of if now.reader is None else now.reader.state_of
                     parts: list[Any] = [
-                        network.row_of(cache, number, len(each[1]))
-                        for number, each in enumerate(group)
+                        row_of(cache, number, len(each[1])) for number, each in enumerate(group)
                     ]
                     last = [len(each[1]) - 1 for each in group]
                     last_rows = hidden[torch.arange(len(group)), torch.tensor(last)]

@@ -28,9 +28,21 @@ if TYPE_CHECKING:
 
     from bigdl.friesian.ops.schema import FeatureSchema
 
-_TIME_BUCKETS = 129
+TIME_BUCKETS = 129
 _LOG_BASE = 0.301  # width of a bucket of log time
 _TEMPERATURE = 0.05  # of cosine similarities
+
+
+def time_buckets(times: Tensor, earlier: Tensor) -> Tensor:
+    """Return the logarithmic buckets of time distances, broadcast over both arguments.
+
+    Parameters
+    ----------
+    times, earlier : Tensor of int64
+        Seconds; float32 does not hold seconds since 1970.
+    """
+    passed = (times - earlier).abs().clamp(min=1)
+    return (torch.log(passed.float()) / _LOG_BASE).long().clamp(max=TIME_BUCKETS - 1)
 
 
 class NextItemOutput(NamedTuple):
@@ -212,7 +224,7 @@ class SequenceModel(TableModel):
         ranks = 1 + (scores >= target).sum(1) - (scores.gather(1, last) >= target)[:, 0].long()
         return torch.where(count > 0, ranks, 0)
 
-    def _compared(self, vectors: Tensor) -> Tensor:
+    def compared(self, vectors: Tensor) -> Tensor:
         """Scale output vectors for products with item vectors."""
         return F.normalize(vectors, dim=-1, eps=1e-6) / _TEMPERATURE if self.cosine else vectors
 
@@ -349,7 +361,7 @@ class CausalModel(SequenceModel):
                 )
             times = time_seq if cache.times is None else torch.cat([cache.times, time_seq], 1)
         hidden, layers = self._rows(self.items(item_seq), times, cache)
-        return self._compared(hidden), SequenceCache(length, layers, times)
+        return self.compared(hidden), SequenceCache(length, layers, times)
 
     @abstractmethod
     def _rows(
@@ -493,7 +505,7 @@ class HSTU(CausalModel):
         super().__init__(items, max_len, dim, cosine=cosine, **options)  # type: ignore[arg-type]
         _check_heads(dim, heads)
         self.positions = nn.Embedding(max_len, dim)
-        buckets = _TIME_BUCKETS if use_times else 0
+        buckets = TIME_BUCKETS if use_times else 0
         self.blocks = nn.ModuleList(
             HSTUBlock(dim, heads, max_len, self.dropout.p, buckets)
             for _ in range(check_positive("blocks", blocks))
@@ -506,9 +518,7 @@ class HSTU(CausalModel):
     ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
         buckets = None
         if times is not None:
-            # in int64: float32 does not hold seconds since 1970
-            passed = (times[:, cache.length :, None] - times[:, None]).abs().clamp(min=1)
-            buckets = (torch.log(passed.float()) / _LOG_BASE).long().clamp(max=_TIME_BUCKETS - 1)
+            buckets = time_buckets(times[:, cache.length :, None], times[:, None])
         x = x + self.positions.weight[cache.length : cache.length + x.shape[1]]
         x, layers = self.dropout(x), []
         for number, block in enumerate(self.blocks):
@@ -635,7 +645,7 @@ class BERT4Rec(SequenceModel):
         visible = ((item_seq != 0) | masked)[:, None, None, :]
         for block in self.blocks:
             x = block(x, visible)
-        return self._compared(self.after(x))
+        return self.compared(self.after(x))
 
     def _labelled(
         self, item_seq: Tensor, time_seq: Tensor | None, labels: Tensor
