@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from bigdl.friesian.models.sequences.layers import HSTUBlock, LiGRBlock, SASRecBlock
+from bigdl.friesian.models.sequences.layers import Attention, HSTUBlock, LiGRBlock, SASRecBlock
 from bigdl.friesian.models.sequences.networks import (
     HSTU,
     TIME_BUCKETS,
@@ -272,7 +272,7 @@ def _write(rows: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[np.nda
 class _Attention:
     """Softmax attention of one row."""
 
-    def __init__(self, layer: torch.nn.Module):
+    def __init__(self, layer: Attention):
         self.query, self.key_value = _Linear(layer.query), _Linear(layer.key_value)
         self.join = _Linear(layer.join)
 
