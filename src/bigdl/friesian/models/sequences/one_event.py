@@ -29,14 +29,14 @@ from bigdl.friesian.models.sequences.networks import (
 _FREE_ROWS = 16  # by which a full buffer grows
 
 
-class _Buffer:
+class _KeyValueBuffer:
     """Keys and values of all blocks, ``(blocks, 2, heads, capacity, width)``, and free rows."""
 
     def __init__(self, rows: np.ndarray, filled: int):
         self.rows, self.filled = rows, filled
         self._lock = threading.Lock()
 
-    def reserve(self, length: int, most: int) -> _Buffer:
+    def reserve(self, length: int, most: int) -> _KeyValueBuffer:
         """Return a buffer whose row `length` the caller may write.
 
         Two requests may extend the same history. The second one gets a copy, because rows that the
@@ -47,7 +47,7 @@ class _Buffer:
                 self.filled += 1
                 return self
         capacity = min(length + _FREE_ROWS, most)
-        return _Buffer(_with_capacity(self.rows[..., :length, :], capacity), length + 1)
+        return _KeyValueBuffer(_with_capacity(self.rows[..., :length, :], capacity), length + 1)
 
 
 def _with_capacity(rows: np.ndarray, capacity: int) -> np.ndarray:
@@ -67,7 +67,7 @@ class HistoryState:
     """
 
     length: int
-    _buffer: _Buffer
+    _buffer: _KeyValueBuffer
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +104,7 @@ class OneEventModel:
         self._positions = _values(network.positions.weight)
         self._blocks = [_BLOCKS[type(block)](block) for block in network.blocks]
         after = getattr(network, "after", None)
-        self._after = _Normalization(after) if isinstance(after, torch.nn.LayerNorm) else None
+        self._after = _NormalizationStep(after) if isinstance(after, torch.nn.LayerNorm) else None
         self._first_of_bucket = _first_of_buckets() if network.uses_times else None
         items = network.items
         is_plain = items.embedding == "dense" and not items.cosine
@@ -138,7 +138,7 @@ class OneEventModel:
         for block, layer in enumerate(batch.layers):
             for number, part in enumerate(layer):
                 rows[block, number, :, :length] = part[row, :, :length].numpy()
-        return HistoryState(length, _Buffer(rows, length))
+        return HistoryState(length, _KeyValueBuffer(rows, length))
 
     def extend(
         self, state: HistoryState, ids: np.ndarray, times: np.ndarray
@@ -211,7 +211,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return half
 
 
-class _Normalization:
+class _NormalizationStep:
     """LayerNorm of one row."""
 
     def __init__(self, layer: torch.nn.LayerNorm):
@@ -227,7 +227,7 @@ class _Normalization:
         return centered
 
 
-class _Linear:
+class _LinearStep:
     """Linear layer of one row."""
 
     def __init__(self, layer: torch.nn.Linear):
@@ -241,20 +241,20 @@ class _Linear:
         return out
 
 
-class _Block(ABC):
+class _BlockStep(ABC):
     """One block of a model; it writes the key and the value of the new row."""
 
     def __init__(self, block: torch.nn.Module):
         for name, layer in block.named_children():
             if isinstance(layer, torch.nn.Linear):
-                setattr(self, name, _Linear(layer))
+                setattr(self, name, _LinearStep(layer))
             elif isinstance(layer, torch.nn.LayerNorm):
-                setattr(self, name, _Normalization(layer))
+                setattr(self, name, _NormalizationStep(layer))
 
-    before: _Normalization
-    inner: _Linear
-    outer: _Linear
-    join: _Linear
+    before: _NormalizationStep
+    inner: _LinearStep
+    outer: _LinearStep
+    join: _LinearStep
 
     @abstractmethod
     def __call__(self, x: np.ndarray, rows: np.ndarray, buckets: np.ndarray | None) -> np.ndarray:
@@ -269,12 +269,12 @@ def _write(rows: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[np.nda
     return keys, values
 
 
-class _Attention:
+class _AttentionStep:
     """Softmax attention of one row."""
 
     def __init__(self, layer: Attention):
-        self.query, self.key_value = _Linear(layer.query), _Linear(layer.key_value)
-        self.join = _Linear(layer.join)
+        self.query, self.key_value = _LinearStep(layer.query), _LinearStep(layer.key_value)
+        self.join = _LinearStep(layer.join)
 
     def __call__(self, queries: np.ndarray, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         key_value, dim = self.key_value(x), len(queries)
@@ -288,12 +288,12 @@ class _Attention:
         return self.join((weights.transpose(0, 2, 1) @ values).reshape(dim))
 
 
-class _SASRec(_Block):
+class _SASRecStep(_BlockStep):
     def __init__(self, block: SASRecBlock):
         super().__init__(block)
-        self.attention = _Attention(block.attention)
+        self.attention = _AttentionStep(block.attention)
 
-    between: _Normalization
+    between: _NormalizationStep
 
     def __call__(self, x: np.ndarray, rows: np.ndarray, buckets: np.ndarray | None) -> np.ndarray:
         query = self.before(x)
@@ -303,14 +303,14 @@ class _SASRec(_Block):
         return y + self.outer(inner)
 
 
-class _LiGR(_Block):
+class _LiGRStep(_BlockStep):
     def __init__(self, block: LiGRBlock):
         super().__init__(block)
-        self.attention = _Attention(block.attention)
+        self.attention = _AttentionStep(block.attention)
 
-    between: _Normalization
-    first_gate: _Linear
-    second_gate: _Linear
+    between: _NormalizationStep
+    first_gate: _LinearStep
+    second_gate: _LinearStep
 
     def __call__(self, x: np.ndarray, rows: np.ndarray, buckets: np.ndarray | None) -> np.ndarray:
         y = self.before(x)
@@ -320,9 +320,9 @@ class _LiGR(_Block):
         return x + _sigmoid(self.second_gate(x)) * out
 
 
-class _HSTU(_Block):
-    mix: _Linear
-    after: _Normalization
+class _HSTUStep(_BlockStep):
+    mix: _LinearStep
+    after: _NormalizationStep
 
     def __init__(self, block: HSTUBlock):
         super().__init__(block)
@@ -344,4 +344,8 @@ class _HSTU(_Block):
         return x + self.join(self.after(summed) * gate)
 
 
-_BLOCKS: dict[type, type[_Block]] = {SASRecBlock: _SASRec, LiGRBlock: _LiGR, HSTUBlock: _HSTU}
+_BLOCKS: dict[type, type[_BlockStep]] = {
+    SASRecBlock: _SASRecStep,
+    LiGRBlock: _LiGRStep,
+    HSTUBlock: _HSTUStep,
+}
