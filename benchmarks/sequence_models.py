@@ -9,7 +9,8 @@ share their second. Items of the training rows are not recommended. Both sides h
 dimensions, loss, optimizer, batch size, epochs and training windows (the newest events of each
 user, as RecTools has no others), one thread, and nothing is tuned. The models of one name are
 trained alternately, seed by seed. A line of JSON per training is printed, then a table of means,
-and a paired bootstrap over the users of the NDCG averaged over the seeds.
+and a paired bootstrap over the users of the NDCG averaged over the seeds. Ctrl-C ends a run with
+the table of the trainings until then.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from bigdl.orca import init_orca_context, stop_orca_context
 
 BASELINES = {
     "popular": Popular,
-    "popular, 30 days": lambda: Popular(days=30),
+    "popular, 30 days": lambda: Popular(period=30 * 86_400),
     "Markov": Markov,
     "ItemKNN": lambda: ItemKNN(50),
     "EASE": lambda: EASE(200.0),
@@ -135,21 +136,24 @@ def run_split(split, table, options, process, folder):
     facts = {"train": len(train), "test": len(test), "users": len(users), "dropped": dropped}
     print(json.dumps({"split": split, **facts}), flush=True)
     rows, per_user = [], {}
-    for name, seed, model in models_of(options, process, folder):
-        lists, times = model.lists(train, users, 10)
-        metrics = ranking_metrics(
-            lists, test, ["ndcg", "hit_rate", "coverage"], 10, train=train, per_user=True
-        )
-        row = {"split": split, "model": name, "seed": seed, **metrics, **times}
-        if name not in BASELINES and options.windows == "last":
-            row["samples_per_s"] = samples * options.epochs / times["seconds"]
-            row["samples_per_cpu_s"] = samples * options.epochs / times["cpu_seconds"]
-        rows.append(row)
-        per_user.setdefault(name, []).append(metrics.per_user.set_index("user")["ndcg@10"])
-        print(
-            json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}),
-            flush=True,
-        )
+    try:
+        for name, seed, model in models_of(options, process, folder):
+            lists, times = model.lists(train, users, 10)
+            metrics = ranking_metrics(
+                lists, test, ["ndcg", "hit_rate", "coverage"], 10, train=train, per_user=True
+            )
+            row = {"split": split, "model": name, "seed": seed, **metrics, **times}
+            if name not in BASELINES and options.windows == "last":
+                row["samples_per_s"] = samples * options.epochs / times["seconds"]
+                row["samples_per_cpu_s"] = samples * options.epochs / times["cpu_seconds"]
+            rows.append(row)
+            per_user.setdefault(name, []).append(metrics.per_user.set_index("user")["ndcg@10"])
+            print(
+                json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}),
+                flush=True,
+            )
+    except KeyboardInterrupt:
+        print("interrupted; the table has the trainings until then", flush=True)
     frame = pd.DataFrame(rows).drop(columns="split")
     means = frame.groupby("model").agg(["mean", "std"]).drop(columns="seed", level=0)
     print(means.sort_values(("ndcg@10", "mean"), ascending=False).round(4).to_string())

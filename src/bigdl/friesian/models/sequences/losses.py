@@ -41,6 +41,30 @@ def uniform(keys: Tensor) -> Tensor:
     return ((hashed(keys) >> 11) & ((1 << 53) - 1)).double() / float(1 << 53)
 
 
+class _WholeCrossEntropy(torch.autograd.Function):
+    """Cross-entropy over the rows of a matrix of one chunk; the exponentials are computed once."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        exponentials = hidden @ weight.T
+        of_target = exponentials.gather(1, target[:, None])[:, 0]
+        largest = exponentials.amax(1)
+        total = exponentials.sub_(largest[:, None]).exp_().sum(1)
+        ctx.save_for_backward(hidden, weight, target, exponentials, total)
+        return total.log().add_(largest).sub_(of_target)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        (gradient,) = gradients
+        hidden, weight, target, exponentials, total = ctx.saved_tensors  # type: ignore[attr-defined]
+        scale = (gradient / total)[:, None]
+        of_hidden = (exponentials @ weight).mul_(scale)
+        of_hidden.sub_(gradient[:, None] * weight[target])
+        of_weight = exponentials.T @ (hidden * scale)
+        of_weight.index_add_(0, target, hidden * gradient[:, None], alpha=-1)
+        return of_hidden, of_weight, None
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Cross-entropy over the rows of a matrix, whose logits exist for one chunk at a time."""
 
@@ -78,7 +102,7 @@ def chunked_cross_entropy(
     """Return the cross-entropy of ``hidden @ weight.T`` in memory for `chunk` classes.
 
     It equals ``torch.nn.functional.cross_entropy(hidden @ weight.T, target, reduction="none")`` up
-    to rounding. The backward pass computes the logits again.
+    to rounding. With more than `chunk` classes, the backward pass computes the logits again.
 
     Parameters
     ----------
@@ -103,9 +127,14 @@ def chunked_cross_entropy(
     """
     with torch.autocast(hidden.device.type, enabled=False):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        losses: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden.to(dtype), weight.to(dtype), target, check_positive("chunk", chunk)
-        )
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        losses: Tensor
+        if len(weight) <= check_positive("chunk", chunk):
+            losses = _WholeCrossEntropy.apply(hidden, weight, target)  # type: ignore[no-untyped-call]
+        else:
+            losses = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+                hidden, weight, target, chunk
+            )
         return losses
 
 
