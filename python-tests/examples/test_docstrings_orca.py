@@ -48,6 +48,7 @@ def pages() -> list:
     "bigdl.dllib.nncontext",
     "bigdl.dllib.utils",
     "bigdl.friesian.feature.pipeline",
+    "bigdl.friesian.automl",
     "bigdl.friesian.baselines",
     "bigdl.friesian.metrics",
     "bigdl.friesian.splitters",

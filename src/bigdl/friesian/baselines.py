@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.drawing import Chart
 from bigdl.common.errors import UsageError
-from bigdl.friesian.metrics.ranking import DEFAULT_METRICS, ranking_metrics
+from bigdl.friesian.metrics.ranking import DEFAULT_METRICS, RankingMetrics, ranking_metrics
 from bigdl.friesian.metrics.tables import Table, as_arrow, check_same_type, ids, sorted_codes
 
 if TYPE_CHECKING:
@@ -703,24 +703,55 @@ def cross_validate(
     >>> result.means.index.tolist()
     ['EASE', 'popular']
     """
-    from bigdl.friesian.splitters import drop_cold as without_cold
-    from bigdl.friesian.splitters import drop_seen
-
     if not models:
         raise UsageError("models is empty; name at least one", code="argument-value")
     import pandas as pd
 
     user_col, item_col = splitter.user_col, splitter.item_col
     results, folds = [], []
+    for fold, rows in enumerate(
+        folds_as_arrow(table, splitter, filter_seen=filter_seen, without_cold=drop_cold)
+    ):
+        counts = {"train": rows.train.num_rows, "test": rows.test.num_rows}
+        folds.append({"fold": fold, "start": rows.start, **counts, **rows.dropped})
+        for name, model in models.items():
+            result = ranked(
+                *(name, model, rows.train, rows.test, metrics, k, user_col, item_col),
+                filter_seen=filter_seen,
+            )
+            results.append({"model": name, "fold": fold, **result})
+    return CrossValidation(pd.DataFrame(results), pd.DataFrame(folds))
+
+
+class FoldRows(NamedTuple):
+    """Training and test rows of a fold in memory."""
+
+    train: pa.Table
+    test: pa.Table
+    start: object
+    dropped: dict[str, int]
+
+
+def folds_as_arrow(
+    table: Table, splitter: Splitter, *, filter_seen: bool = True, without_cold: bool = True
+) -> Iterator[FoldRows]:
+    """Collect the folds of a splitter; see :func:`cross_validate`.
+
+    Raises
+    ------
+    UsageError
+        If a fold has no remaining test row.
+    """
+    from bigdl.friesian.splitters import drop_cold, drop_seen
+
+    names = {"user_col": splitter.user_col, "item_col": splitter.item_col}
+    columns = [*names.values(), splitter.time_col]
     for fold, split in enumerate(splitter.folds(table)):
         test, dropped = split.test, dict[str, int]()
-        if drop_cold:
-            filtered = without_cold(test, split.train, user_col=user_col, item_col=item_col)
-            test, dropped = filtered.table, {**filtered.dropped}
-        if filter_seen:
-            filtered = drop_seen(test, split.train, user_col=user_col, item_col=item_col)
+        drops = [*([drop_cold] if without_cold else []), *([drop_seen] if filter_seen else [])]
+        for drop in drops:
+            filtered = drop(test, split.train, **names)
             test, dropped = filtered.table, {**dropped, **filtered.dropped}
-        columns = [user_col, item_col, splitter.time_col]
         train_rows = as_arrow(split.train, "table", columns)
         test_rows = as_arrow(test, "table", columns)
         if not test_rows.num_rows:
@@ -728,22 +759,26 @@ def cross_validate(
                 f"Fold {fold} has no remaining test rows; dropped rows: {dropped}",
                 code="data-empty",
             )
-        counts = {"train": train_rows.num_rows, "test": test_rows.num_rows}
-        folds.append({"fold": fold, "start": split.start, **counts, **dropped})
-        users = pc.unique(test_rows[user_col])
-        most = k if isinstance(k, int) else max(k)
-        for name, model in models.items():
-            model.fit(train_rows)
-            lists = model.recommend(users.to_pylist(), most, filter_seen=filter_seen)
-            lists = as_arrow(lists, f"recommend of {name}", [user_col, item_col, "rank"])
-            result = ranking_metrics(
-                lists,
-                test_rows,
-                metrics,
-                k,
-                train=train_rows,
-                user_col=user_col,
-                item_col=item_col,
-            )
-            results.append({"model": name, "fold": fold, **result})
-    return CrossValidation(pd.DataFrame(results), pd.DataFrame(folds))
+        yield FoldRows(train_rows, test_rows, split.start, dropped)
+
+
+def ranked(
+    name: str,
+    model: Recommender,
+    train: pa.Table,
+    test: pa.Table,
+    metrics: Sequence[str] | str,
+    k: Sequence[int] | int,
+    user_col: str,
+    item_col: str,
+    *,
+    filter_seen: bool = True,
+) -> RankingMetrics:
+    """Train a model, and return the metrics of its recommendations to the users of test rows."""
+    users = pc.unique(test[user_col])
+    most = k if isinstance(k, int) else max(k)
+    model.fit(train)
+    lists = model.recommend(users.to_pylist(), most, filter_seen=filter_seen)
+    lists = as_arrow(lists, f"recommend of {name}", [user_col, item_col, "rank"])
+    columns = {"user_col": user_col, "item_col": item_col}
+    return ranking_metrics(lists, test, metrics, k, train=train, **columns)
