@@ -42,7 +42,7 @@ Build = Callable[["Trial | FrozenTrial", dict[str, Any]], Recommender]
 
 
 def _popular(trial: Trial | FrozenTrial, common: dict[str, Any]) -> Recommender:
-    days = trial.suggest_categorical("popular.days", [None, 3, 7, 30, 90])
+    days: Any = trial.suggest_categorical("popular.days", [None, 3, 7, 30, 90])
     seconds = None if days is None else days * 86_400.0
     return Popular(seconds, **common["columns"])
 
@@ -326,9 +326,11 @@ def _objective(
         name = trial.suggest_categorical("model", list(builders))
         values = []
         for train, test in folds:
-            tables = [pa.Table.from_pandas(each, preserve_index=False) for each in (train, test)]
+            rows, wanted = (
+                pa.Table.from_pandas(each, preserve_index=False) for each in (train, test)
+            )
             model = builders[name](trial, common)
-            result = ranked(name, model, *tables, metric, k, *columns)
+            result = ranked(name, model, rows, wanted, metric, k, *columns)
             values.append(result[f"{metric}@{k}"])
         return sum(values) / len(values)
 

@@ -780,5 +780,6 @@ def ranked(
     model.fit(train)
     lists = model.recommend(users.to_pylist(), most, filter_seen=filter_seen)
     lists = as_arrow(lists, f"recommend of {name}", [user_col, item_col, "rank"])
-    columns = {"user_col": user_col, "item_col": item_col}
-    return ranking_metrics(lists, test, metrics, k, train=train, **columns)
+    return ranking_metrics(
+        lists, test, metrics, k, train=train, user_col=user_col, item_col=item_col
+    )
