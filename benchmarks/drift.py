@@ -1,4 +1,4 @@
-"""Cost and quality of drift detection: requests/s with and without it, shifted columns, false alarms.
+"""Cost and quality of drift detection: CPU time per request, shifted columns and false alarms.
 
     python benchmarks/drift.py [--json result.json] [--rounds 12]
 
