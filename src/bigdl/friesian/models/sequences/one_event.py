@@ -137,7 +137,7 @@ class OneEventModel:
         rows = np.empty((len(batch.layers), 2, heads, capacity, width), np.float32)
         for block, layer in enumerate(batch.layers):
             for number, part in enumerate(layer):
-                rows[block, number, :, :length] = part[row, :, :length].numpy()
+                rows[block, number, :, :length] = _values(part[row, :, :length])
         return HistoryState(length, _KeyValueBuffer(rows, length))
 
     def extend(
