@@ -1,13 +1,11 @@
 """Tests of training sequence models on streams, and of publishing the changed weights."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from urllib.request import urlopen
 
 import numpy as np
@@ -15,10 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from real_clusters import control, running
 from refusals import refused
-from served_catalogue import free_port
-from served_program import started
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.models.sequences import SavedSequenceModel
@@ -283,85 +278,3 @@ def test_killed_training_uses_each_event_once(saved, tmp_path):
     assert main(["rollback", "-c", str(path)]) == 0
     assert DeltaFollower(tmp_path / "deltas").poll().number == 4
     assert isinstance(SavedSequenceModel.read(saved), SavedSequenceModel)
-
-
-def send_events(servers, first, count):
-    """Send events to Kafka, through restarts of the broker; return them."""
-    kafka = pytest.importorskip("confluent_kafka")
-    producer = kafka.Producer({"bootstrap.servers": servers, "enable.idempotence": True})
-    rows = arriving(first, count).to_pylist()
-    for row in rows:
-        producer.produce("clicks", json.dumps(row), str(row["user"]))
-    assert producer.flush(90) == 0
-    return rows
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-@pytest.mark.timeout(3600)
-def test_kills_of_trainer_broker_and_server_lose_no_event_of_kafka(saved, tmp_path):
-    """Each round kills all three at random moments; BIGDL_TRIALS is the number of rounds."""
-    if not os.environ.get("BIGDL_CLUSTERS"):
-        pytest.skip("BIGDL_CLUSTERS does not name a folder with a broker of Kafka")
-    random, rounds = np.random.default_rng(0), int(os.environ.get("BIGDL_TRIALS", "1"))
-    with running("kafka.py", tmp_path / "kafka") as broker:
-        servers = (broker / "address").read_text()
-        port = free_port()
-        path = tmp_path / "serving.yaml"
-        path.write_text(
-            "history: {events: events, deltas: deltas}\nstages: [recall]\n"
-            f"server: {{http_port: {port}, recommender_port: 0}}\n"
-            f"train: {{kafka: '{servers}', topic: clicks, model: {saved}, checkpoint: state, "
-            "publish: deltas, interval_s: 0.5, most_rows: 40}\n"
-        )
-        with EmbeddedEvents(tmp_path / "events") as events:
-            events.append_table(clicks())
-        run = [sys.executable, "-m", "bigdl.friesian.stream_training", "run", "-c", str(path)]
-        sent = send_events(servers, 0, 60)
-        subprocess.run([*run, "--once"], check=True)
-        server, trainer = started(str(path)), subprocess.Popen(run, stdout=subprocess.PIPE)
-        try:
-            for _ in range(rounds):
-                sent += send_events(servers, len(sent), 60)
-                trainer.stdout.readline()
-                kills = ["trainer", "broker", "server"]
-                for victim in random.permutation(kills):
-                    time.sleep(2 * random.random())
-                    if victim == "broker":
-                        control("kafka.py", "kill", broker)
-                        control("kafka.py", "start", broker)
-                    elif victim == "trainer":
-                        trainer.kill()
-                        trainer.communicate()
-                        trainer = subprocess.Popen(run, stdout=subprocess.PIPE)
-                    else:
-                        server.kill()
-                        server.communicate()
-                        server = started(str(path))
-            trainer.kill()
-            trainer.communicate()
-            subprocess.run([*run, "--once"], check=True)
-            learner = SequenceLearner(saved)
-            learner.load(Path(newest_batch(tmp_path / "state").folder))
-            assert learner.sums["targets"] == len(sent)
-            with EmbeddedEvents(tmp_path / "events") as events:
-                totals = sum(each.total for each in events.read(np.arange(40)))
-            assert totals == len(sent) + len(clicks())
-            version = max(DeltaFolder(tmp_path / "deltas").versions())
-            wanted = f'of="model_version"}} {version}.0'
-            address = f"http://127.0.0.1:{port}"
-            while wanted not in urlopen(f"{address}/metrics").read().decode():
-                time.sleep(0.1)
-            answer = json.loads(urlopen(f"{address}/recommend/1?k=5").read())
-        finally:
-            for process in (server, trainer):
-                process.kill()
-                process.communicate()
-    history = {"user": [], "item": [], "time": []}
-    for row in [*clicks().to_dict("records"), *sent]:
-        for name in history:
-            history[name].append(row[name])
-    model = SequenceRecommender("sasrec", max_len=10, epochs=1, **OPTIONS).load(saved)
-    model._network = learner.model().network
-    model._history = type(model._history).of(pd.DataFrame(history), "user", "item", "time")
-    assert model.recommend([1], 5)["item"].tolist() == answer["items"]
