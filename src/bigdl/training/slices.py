@@ -91,6 +91,14 @@ class SavedSlices:
         """Return the number of slices of an array."""
         return len(self._described[name])
 
+    def shape(self, name: str, owner: int) -> tuple[int, ...]:
+        """Return the shape of the slice that one rank wrote."""
+        return tuple(self._described[name][owner]["shape"])
+
+    def dtype(self, name: str) -> str:
+        """Return the dtype of an array, in NumPy's notation."""
+        return str(self._described[name][0]["dtype"])
+
     def _path(self, name: str, rank: int) -> str:
         return f"{self._root}/{file_name(name, rank)}"
 

@@ -125,6 +125,32 @@ def available_memory(root: str | Path = "/") -> int:
     return max(0, min(rooms))
 
 
+def allocatable_memory(processes: int = 1) -> int:
+    """Return the bytes that this process can allocate if others allocate as much.
+
+    Parameters
+    ----------
+    processes : int
+        Number of processes that share the memory of the machine, including this one.
+
+    Returns
+    -------
+    int
+        Its part of :func:`available_memory`, or the rest of its limit (``ulimit -d`` or ``-v``) if
+        that is less.
+    """
+    rooms = [available_memory() // max(1, processes)]
+    if sys.platform != "win32":
+        import resource
+
+        status = read_text(Path("/proc/self/status"))
+        for limit, name in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+            used = re.search(rf"^{name}:\s*(\d+) kB", status, re.M)
+            if (size := resource.getrlimit(limit)[0]) != resource.RLIM_INFINITY and used:
+                rooms.append(size - (int(used[1]) << 10))
+    return max(0, min(rooms))
+
+
 def total_memory() -> int:
     """Return the bytes of the machine's memory."""
     with contextlib.suppress(AttributeError, ValueError, OSError):

@@ -38,6 +38,7 @@ from bigdl.runtime.engine import PeerLost
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from bigdl.runtime.worker import Worker
 
@@ -277,6 +278,21 @@ class GradientSync(ABC):
         is_alone : bool
             Whether every worker has a separate GPU.
         """
+
+    def device_mesh(self, device: torch.device) -> DeviceMesh:
+        """Return a mesh of all ranks for models that are divided among them; a collective call.
+
+        Raises
+        ------
+        UsageError
+            If the library cannot gather weights and scatter sums of gradients on the device.
+        """
+        raise UsageError(
+            f"{type(self).__name__} cannot divide a model among the workers; use a backend whose "
+            "gradients go through torch.distributed, or remove shard",
+            code="unsupported",
+            argument="shard",
+        )
 
     @_timed
     def broadcast(self, data: bytes | None) -> bytes | None:

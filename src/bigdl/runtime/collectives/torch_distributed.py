@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.environment import EnvContext
+from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import REJOIN_S
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost, bytes_tensor, interface_of
 from bigdl.runtime.collectives.buckets import SumBuffer
@@ -22,6 +23,7 @@ from bigdl.runtime.recovery import broken_key
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from bigdl.runtime.group_store import GroupStore
     from bigdl.runtime.worker import Worker
@@ -132,6 +134,19 @@ class TorchDistributedSync(GradientSync):
             return out
 
         return wait
+
+    def device_mesh(self, device: torch.device) -> DeviceMesh:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if device.type != "cpu" and self._gpus is None:
+            raise UsageError(
+                "shard= needs a separate GPU for every worker, without encryption of the cluster; "
+                "use one worker per GPU, or CPUs",
+                code="unsupported",
+                argument="shard",
+            )
+        group = self._library.group.WORLD if device.type == "cpu" else self._gpus
+        return DeviceMesh.from_group(group, device.type)
 
     def _find_neighbours(self) -> None:
         self.neighbours = local_peers(self)

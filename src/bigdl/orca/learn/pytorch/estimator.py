@@ -49,6 +49,11 @@ from bigdl.orca.learn.pytorch.parts import (
     to_checkpoint,
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts, torch_scores
+from bigdl.orca.learn.pytorch.sharded_fit import (
+    ShardedFitProgram,
+    check_shard,
+    check_shard_fit,
+)
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.orca.learn.pytorch.virtual import VirtualFitProgram
 from bigdl.orca.learn.streaming import StreamLearner, TrainedBatch, train_stream
@@ -63,6 +68,7 @@ from bigdl.training.fit import FitCall
 from bigdl.training.metrics import as_returned, epoch_as_returned, summaries_of
 from bigdl.training.position import RECOVERIES, EveryEpoch, StoppingCriterion, Trigger
 from bigdl.training.progress import progress_form, progress_level
+from bigdl.training.sharded_model import check_names, facts_of, has_sliced_weights, merged
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 from bigdl.training.virtual_shards import DEFAULT_SHARDS, check_virtual_shards
 
@@ -148,6 +154,7 @@ class Estimator:
         training_operator_cls: None = None,
         initialization_hook: Callable | None = None,
         loss_weight: Callable | str | None = None,
+        shard: str | None = None,
         **old,
     ) -> PyTorchEstimator:
         """Create an Estimator that trains a PyTorch model on a cluster (API of BigDL 2.x).
@@ -219,6 +226,15 @@ class Estimator:
             target)`` that returns the divisor of the mean over these rows, ``"rows"`` for the
             number of rows, or ``"sum"`` for a loss that is a sum over rows. Default: detect it, see
             `loss`.
+        shard : {"optimizer", "full", "auto"}, optional
+            Divide the model among the workers of `fit` and `evaluate`, so that it can be larger
+            than the memory of one worker; see the guide "Large models". ``"full"`` divides weights,
+            gradients and optimizer state, and gathers the weights of one layer at a time.
+            ``"optimizer"`` does the same, but keeps the gathered weights from the forward to the
+            backward pass, which sends a third less. ``"auto"`` divides only as much as the memory
+            requires. The result is that of the undivided model up to rounding. Needs `model_dir`;
+            not with the backends ``"bigdl"`` and ``"horovod"``, nor with a LightningModule. Default
+            None: every worker has the whole model.
 
         Returns
         -------
@@ -256,6 +272,7 @@ class Estimator:
             _INTERVALS[scheduler_step_freq],
             initialization_hook,
             loss_weight=loss_weight,
+            shard=check_shard(shard, backend, model_dir),
         )
         parts.check()
         if log_level != logging.INFO:  # the default must not override the program's level
@@ -681,6 +698,9 @@ Ray also RayXShards or a ray.data.Dataset
             recovery=self._recovery(recovery, engine),
         )
         program = VirtualFitProgram if shards else FitProgram
+        if self._parts.shard is not None:
+            check_shard_fit(local, recovery, shards)
+            program = ShardedFitProgram
         history = self._training.fit(
             engine,
             feed,
@@ -1113,7 +1133,7 @@ RayXShards or a ray.data.Dataset
     def get_state_dict(self) -> dict:
         """Return a dict with the epoch and lists of model, optimizer and scheduler states."""
         snapshot = self._training.snapshot
-        return full_state(self.get_model(), None if snapshot is None else whole(snapshot))
+        return full_state(self.get_model(), None if snapshot is None else self._whole(snapshot))
 
     def load_state_dict(self, state_dict: dict, blocking: bool = True) -> None:
         """Load the result of :meth:`get_state_dict`, or the state dict of a module.
@@ -1193,10 +1213,14 @@ RayXShards or a ray.data.Dataset
         self._restore(snapshot, parts, f"weights in {path!r}")
 
     def _restore(self, snapshot, parts, what):
-        placement = None if snapshot.slices is None else NO_ROWS
-        with isolated_rng(0):
-            model = parts.build_model(placement)
-        load_into(model, snapshot.files["model.pt"], what)
+        if has_sliced_weights(snapshot.slices):
+            with isolated_rng(0):
+                check_names(parts.build_model(), facts_of(snapshot), what)
+        else:
+            placement = None if snapshot.slices is None else NO_ROWS
+            with isolated_rng(0):
+                model = parts.build_model(placement)
+            load_into(model, snapshot.files["model.pt"], what)
         self._parts = parts
         self._training.take(snapshot)
 
@@ -1234,7 +1258,7 @@ RayXShards or a ray.data.Dataset
         self._restore(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
 
     def _whole(self, snapshot: Checkpoint) -> Checkpoint:
-        return whole(snapshot)
+        return merged(snapshot) if has_sliced_weights(snapshot.slices) else whole(snapshot)
 
     @property
     def _trained_parts(self) -> ModelParts:

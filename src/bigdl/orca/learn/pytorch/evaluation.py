@@ -35,7 +35,14 @@ from bigdl.orca.learn.pytorch.forward import (
     loss_warning,
 )
 from bigdl.orca.learn.pytorch.lightning import LightningForward, merged_values, unused_hooks
-from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
+from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts
+from bigdl.orca.learn.pytorch.sharding import (
+    SpareRows,
+    build_on_rank_0,
+    divide_model,
+    is_divided,
+    joining,
+)
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSettings, BatchSource, VirtualSource, deal_streams
@@ -45,6 +52,7 @@ from bigdl.training.fit import FitContext, TrainState
 from bigdl.training.loss_form import DIVISOR, ROWS, SUM, UNKNOWN, LossWeights, ProbeResult, agreed
 from bigdl.training.metrics import EpochSums, Timers
 from bigdl.training.position import Position, StoppingCriterion
+from bigdl.training.sharded_model import has_sliced_weights
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import (
     RunningState,
@@ -286,6 +294,12 @@ class TorchRunner:
         write_bytes(path, dumps(state))
 
     def _check_not_sharded(self) -> None:
+        if is_divided(self.model):
+            raise UsageError(
+                "The weights are divided among all workers (shard=), so one worker cannot write "
+                "the state; use the checkpoints in model_dir",
+                code="unsupported",
+            )
         if has_tables(self.model):
             raise UsageError(
                 "The rows of a ShardedEmbedding are distributed over all workers, so one worker "
@@ -386,11 +400,15 @@ def evaluate_collectively(
     started = time.perf_counter()
     shard_results: list[tuple[EpochSums, list[Any]]] = []
     shards = data.shards if isinstance(data, VirtualSource) else [data]
+    spare: SpareRows | None = None
+    if is_divided(forward_pass.model):
+        spare = SpareRows(cast("BatchSource", data), sync, runner.device)
     with torch.no_grad(), forward_pass.validation():
         for source in shards:
             for measure in measures.values():
                 measure.reset()
-            sums, losses = _sums(runner, forward_pass, source, settings, measures)
+            with joining(forward_pass, spare, sync, _count_steps(runner, source, settings)):
+                sums, losses = _sums(runner, forward_pass, source, settings, measures)
             states = {name: measure.state() for name, measure in measures.items()}
             shard_results.append((sums, [{}, states, {}, losses.to_json()]))
         if has_tables(forward_pass.model):
@@ -484,13 +502,21 @@ class _Losses:
         }
 
 
+def _rows_per_batch(runner, settings) -> int:
+    return max(1, settings.batch_size // (settings.virtual_shards or runner.size))
+
+
+def _count_steps(runner, data, settings) -> int:
+    """Return the number of batches of this worker in an evaluation."""
+    steps = -(-data.rows // _rows_per_batch(runner, settings))
+    return steps if settings.num_steps is None else min(steps, settings.num_steps)
+
+
 def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _Losses]:
     """Evaluate this worker's rows; return sums of rows and durations, and sums of losses."""
     sums, losses = EpochSums(), _Losses(forward_pass)
-    local = max(1, settings.batch_size // (settings.virtual_shards or runner.size))
-    runner.num_steps = -(-data.rows // local)
-    if settings.num_steps is not None:
-        runner.num_steps = min(runner.num_steps, settings.num_steps)
+    local = _rows_per_batch(runner, settings)
+    runner.num_steps = _count_steps(runner, data, settings)
     precision = precision_of(settings.precision, runner.device)
     for index, (rows, batch) in enumerate(islice(data.in_batches(local), runner.num_steps)):
         runner.batch_idx, runner.batch = index, to_device(batch, runner.device)
@@ -578,17 +604,27 @@ class TorchEvaluateProgram:
     def __call__(self, worker: Worker) -> dict:
         seed_everything(0)
         settings, config = self.settings, self.parts.config
-        built = self.parts.build(training=False, placement=TablePlacement.of(worker))
+        described = worker.options.get("slices")
+        slices = SavedSlices(**described) if described else None
+        is_sharded = has_sliced_weights(slices)
+        if is_sharded and self.parts.shard:
+            built = build_on_rank_0(self.parts, worker)
+        else:
+            built = self.parts.build(training=False, placement=TablePlacement.of(worker))
         sync = self.sync(worker)
         sync.start()
         if built.tables is not None:
             built.tables.connect(sync)
-        load_into(built.model, sync.broadcast(worker.state() if worker.rank == 0 else None))
-        if worker.options.get("slices") and built.tables is not None:
-            built.tables.load(SavedSlices(**worker.options["slices"]))
         runner = TorchRunner(worker, config, self.callbacks)
         runner.device = device_of(worker, sync)
-        move(built, runner.device)
+        if is_sharded and self.parts.shard:
+            divide_model(built, self.parts, sync, runner.device)
+        else:
+            move(built, runner.device)
+        state = sync.broadcast(worker.state() if worker.rank == 0 else None)
+        built.load_model(cast("bytes", state), is_partial=is_sharded)
+        if slices is not None:
+            built.load_slices(slices)
         runner.bind(built)
         data = settings.open_batches(worker.shard, worker, config)
         deal_streams([data], sync, lambda text: print(text, flush=True))

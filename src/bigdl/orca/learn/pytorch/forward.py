@@ -36,6 +36,7 @@ from bigdl.training.loss_form import (
     rows_at,
     tensors_in,
 )
+from bigdl.training.sharded_model import is_divided
 from bigdl.training.state import isolated_rng
 
 if TYPE_CHECKING:
@@ -664,7 +665,7 @@ class BuiltInLossForward(PlainForward):
         return output, target, loss
 
     def evaluate(self, batch: Tensors, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
-        if self.loss_weights.is_known or has_tables(self.model):
+        if self.loss_weights.is_known or _joins_workers(self.model):
             return self.forward(batch, index)
         with readable_graph():
             output, target = self._with_labels(batch)
@@ -674,7 +675,7 @@ class BuiltInLossForward(PlainForward):
     def probe_loss(
         self, batch: Tensors, output: object, target: object, rows: int, loss: object
     ) -> ProbeResult:
-        if loss is not self._last_loss or has_tables(self.model) or self._probes > 1:
+        if loss is not self._last_loss or _joins_workers(self.model) or self._probes > 1:
             return ForwardPass.probe_loss(self, batch, output, target, rows, loss)
         self._probes += 1
 
@@ -734,6 +735,11 @@ class BuiltInLossForward(PlainForward):
                 code="model-output",
             )
         return loss
+
+
+def _joins_workers(model: torch.nn.Module) -> bool:
+    """Return True if all ranks must make the same forward passes of a model."""
+    return has_tables(model) or is_divided(model)
 
 
 def _required(function: Criterion) -> int | None:

@@ -39,7 +39,7 @@ from bigdl.orca.learn.pytorch.forward import (
     model_input_types,
 )
 from bigdl.orca.learn.pytorch.lightning import LightningForward, dropped_hooks
-from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, is_lazy
+from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, is_lazy, sparse_parameters
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.shards.shard import LoaderShard
@@ -70,6 +70,7 @@ from bigdl.training.in_place import StepGuard, flat_values, joined, sums_vector
 from bigdl.training.loss_form import ProbeResult, agreed
 from bigdl.training.metrics import LossRule, Records, Timers, score_of, validation_names
 from bigdl.training.position import RunSettings
+from bigdl.training.sharded_model import local_rows
 from bigdl.training.state import (
     RunningState,
     capture_rng,
@@ -146,9 +147,9 @@ class Clipping:
 
 
 def _values(parameter):
-    """Return the elements of a gradient; for a sparse gradient, its coalesced values."""
+    """Return the elements of a gradient on this rank; for a sparse one, its coalesced values."""
     if not parameter.grad.is_sparse:
-        return parameter.grad
+        return local_rows(parameter.grad)
     parameter.grad = parameter.grad.coalesce()
     return parameter.grad._values()
 
@@ -276,6 +277,9 @@ class OptimizerStep:
         self._run_backward: Callable[[Any], None] = module.backward if module else run_backward
         self._sparse = sparse_parameters(built.model)
         self._tables = built.tables
+        self._sharding = built.sharding
+        if self._sharding is not None and not self._sharding.is_divided:
+            self._sharding = None
         self._clipping, self._accumulate = settings.clipping, settings.accumulate
         steps = settings.local_steps
         self._local_steps = LocalSteps(sync, built, steps) if steps > 1 else None
@@ -327,6 +331,9 @@ class OptimizerStep:
             if counted:
                 self._local_steps.rows += counted
                 self._run_backward(loss)
+        elif self._sharding is not None:
+            # the hooks of the model sum the gradients over the ranks during the backward pass
+            self._run_backward(loss * self._factor(counted, total))
         elif self._accumulate == 1:
             share = counted / total if total else 0.0
             self._weight = 1.0 if self._loss_weights.is_sum else share
@@ -336,6 +343,14 @@ class OptimizerStep:
             # the loss of a batch of ignored labels is nan
             self._weight = 1.0
             self._run_backward(loss if self._loss_weights.is_sum else loss * counted)
+
+    def _factor(self, counted: float, total: float) -> float:
+        """Return the factor of the loss of this rank, so that the sum over ranks is the batch's."""
+        if self._loss_weights.is_sum:
+            return float(counted > 0)
+        if self._accumulate > 1:
+            return counted
+        return counted / total if total else 0.0
 
     @property
     def is_due(self) -> bool:
@@ -365,7 +380,13 @@ class OptimizerStep:
         if self._local_steps is not None:
             self._update(parameters, slices)
             return self._local_steps.count(parameters, is_last=is_last)
-        self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)
+        if self._sharding is None:
+            self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)
+        else:
+            slices = self._sharding.divided(parameters)
+            parameters = self._sharding.replicated(parameters)
+            if parameters:
+                self._sync.all_reduce_gradients(parameters, 1.0)
         if self._tables is not None:
             self._tables.send_gradients(self._weight)
             slices = self._tables.weights
@@ -445,18 +466,6 @@ def _holds_nan(value: Any) -> bool:
         return value.is_floating_point() and bool(value.isnan().any())
     parts = value.values() if isinstance(value, Mapping) else value
     return isinstance(value, Mapping | list | tuple) and any(map(_holds_nan, parts))
-
-
-def sparse_parameters(model: torch.nn.Module) -> list:
-    """Return the parameters that may get sparse gradients.
-
-    They follow from the modules: a rank without rows has no gradients to look at.
-    """
-    return [
-        module.weight
-        for module in model.modules()
-        if getattr(module, "sparse", False) is True and hasattr(module, "weight")
-    ]
 
 
 class Buffers(RunningState):
@@ -765,11 +774,10 @@ class TorchStep(WorkerStep):
             self.forward_pass.module.load_log(logs)
 
     def slices(self):
-        return {} if self.built.tables is None else self.built.tables.arrays()
+        return self.built.slices()
 
     def load_slices(self, slices):
-        if self.built.tables is not None:
-            self.built.tables.load(slices)
+        self.built.load_slices(slices)
 
     # -- a batch -------------------------------------------------------------------------------
 
@@ -799,8 +807,8 @@ class TorchStep(WorkerStep):
             with self._precision():
                 self._forward(rows)
             forwarded = time.perf_counter()
-        elif hasattr(self.built.model, "join_workers"):
-            self.built.model.join_workers()
+        else:
+            self._forward_without_rows()
         forwarded_s = sync.collective_s
         if self.built.tables is not None:
             self.built.tables.finish()
@@ -882,6 +890,11 @@ class TorchStep(WorkerStep):
                 f"a tensor, got {type(runner.loss).__name__}",
                 code="function-result",
             )
+
+    def _forward_without_rows(self) -> None:
+        """Take part in the collectives of the forward passes of other ranks."""
+        if hasattr(self.built.model, "join_workers"):
+            self.built.model.join_workers()
 
     def _backward(self, counted, total) -> tuple[bool, bool]:
         """Compute gradients and, if an update is due, update the weights; a collective call.
@@ -992,9 +1005,7 @@ class TorchFit:
 
         # creators run under one seed, so that all ranks start from the same weights
         seed_everything(settings.seed)
-        self.built = built = parts.build(
-            training=True, placement=TablePlacement.of(worker), is_early=True
-        )
+        self.built = built = self._build(worker, parts)
         if built.tables is not None:
             _check_tables(runner, settings)
         runner.bind(built)
@@ -1007,7 +1018,7 @@ class TorchFit:
         if hasattr(built.model, "connect_workers"):  # a loss that compares rows of all workers
             built.model.connect_workers(sync)
         runner.device = device_of(worker, sync)
-        move(built, runner.device)
+        self._place(context, parts)
         self._check(context, built)
         rows = self.rows_class(context, parts.config, built.criterion)
         self._configure(context, parts, forward_pass, rows)
@@ -1025,6 +1036,14 @@ class TorchFit:
             runner.val_loader = WorkerBatches(rows.validation, local)
         self.epochs = EpochRunner(context, Triggers(context), hooks, self.step, checkpointer)
 
+    def _build(self, worker: Worker, parts: ModelParts) -> BuiltParts:
+        """Build the components, before the worker is connected to the others."""
+        return parts.build(training=True, placement=TablePlacement.of(worker), is_early=True)
+
+    def _place(self, context: FitContext, parts: ModelParts) -> None:
+        """Move the model to the device of the worker."""
+        move(self.built, self.runner.device)
+
     def _recovers_in_place(self, context: FitContext) -> bool:
         """Return True if lost workers are replaced; raise an error if they cannot but must be."""
         if context.settings.recovery == "restart":
@@ -1035,6 +1054,7 @@ class TorchFit:
             "there is one worker": runner.size == 1,
             "a GPU is used": runner.device.type != "cpu",
             "the model has a ShardedEmbedding": built.tables is not None,
+            "shard= divides the model among the workers": built.sharding is not None,
             "the model is a LightningModule": is_lightning(built.model),
             "a MainCallback calls backward": runner.main is not None and runner.main.owns_backward,
             "local_steps is more than 1": settings.local_steps > 1,

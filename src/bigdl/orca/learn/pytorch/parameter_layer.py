@@ -16,8 +16,8 @@ from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchRunner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly, is_lightning, loss_warning
 from bigdl.orca.learn.pytorch.lightning import dropped_hooks
-from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchHooks, sparse_parameters
-from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
+from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchHooks
+from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into, sparse_parameters
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.fit.loop import (
     DriverModel,

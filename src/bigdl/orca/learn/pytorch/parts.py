@@ -16,7 +16,7 @@ import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 import torch
@@ -38,9 +38,13 @@ from bigdl.training.embedding_tables.placement import TablePlacement, table_plac
 from bigdl.training.embedding_tables.torch_model import ShardedTables, cut_tables, has_tables
 from bigdl.training.metrics import monitored_metric
 from bigdl.training.position import Position
+from bigdl.training.sharded_model import FACTS, ShardedModel, has_sliced_weights
+from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner
     from bigdl.orca.learn.types import Stateful
 
@@ -80,6 +84,18 @@ def check_sizes(model: torch.nn.Module) -> None:
         )
 
 
+def sparse_parameters(model: torch.nn.Module) -> list:
+    """Return the parameters that may get sparse gradients.
+
+    They follow from the modules: a rank without rows has no gradients to look at.
+    """
+    return [
+        module.weight
+        for module in model.modules()
+        if getattr(module, "sparse", False) is True and hasattr(module, "weight")
+    ]
+
+
 CLASSES = "classes.json"
 """Checkpoint file with the class names of the optimizer and scheduler."""
 # Group entries of torch optimizers that only select an implementation; a state may lack them.
@@ -100,6 +116,10 @@ class BuiltParts:
         ``"manual"`` (by user code only).
     frequency : int
         Number of epochs or updates between two scheduler steps.
+    sharding : ShardedModel or None
+        State of a model whose weights are divided among the workers.
+    reader : ShardedModel or None
+        Reader of the weights, if they are in slices of a checkpoint.
     """
 
     model: Any
@@ -110,6 +130,8 @@ class BuiltParts:
     frequency: int = 1
     interval: str = "epoch"
     loss_weight: Any = None
+    sharding: ShardedModel | None = None
+    reader: ShardedModel | None = None
 
     @functools.cached_property
     def tables(self) -> ShardedTables | None:
@@ -118,11 +140,19 @@ class BuiltParts:
 
     def files(self) -> dict[str, bytes]:
         """Return the states of model, optimizer and scheduler as checkpoint files."""
-        tables = self.tables
-        of_optimizer = self.optimizer.state_dict() if tables is None else tables.optimizer_state()
-        states = {"model.pt": dumps(self.model.state_dict()), "optimizer.pt": dumps(of_optimizer)}
+        sharding, tables = self.sharding, self.tables
+        if sharding is not None:
+            of_model = sharding.model_state()
+            of_optimizer = sharding.optimizer_state(self.optimizer)
+        else:
+            of_model, of_optimizer = self.model.state_dict(), self.optimizer.state_dict()
+            if tables is not None:
+                of_optimizer = tables.optimizer_state()
+        states = {"model.pt": dumps(of_model), "optimizer.pt": dumps(of_optimizer)}
         if self.scheduler is not None:
             states["scheduler.pt"] = dumps(self.scheduler.state_dict())
+        if sharding is not None:
+            states[FACTS] = sharding.facts(self.optimizer)
         states[CLASSES] = json.dumps(self._classes()).encode()
         if is_lightning(self.model):
             extras = extras_of(self.model, self.optimizer, self.scheduler)
@@ -169,11 +199,16 @@ class BuiltParts:
         self._check_classes(files)
         if is_lightning(self.model):
             load_extras(self.model, files.get(EXTRAS))
-        load_into(self.model, files["model.pt"])
+        self.load_model(files["model.pt"], is_partial=FACTS in files)
         if "optimizer.pt" in files:
             keeping = contextlib.nullcontext() if self.tables is None else self.tables.loading()
             with keeping:
-                load_into(self.optimizer, files["optimizer.pt"], "optimizer's state", "optimizer")
+                load_into(
+                    self._optimizer_loader(),
+                    files["optimizer.pt"],
+                    "optimizer's state",
+                    "optimizer",
+                )
             missing = set(self.optimizer.defaults) - _OF_EVERY_OPTIMIZER
             missing -= set.intersection(*(set(group) for group in self.optimizer.param_groups))
             if missing:
@@ -185,6 +220,44 @@ class BuiltParts:
                 )
         if "scheduler.pt" in files and self.scheduler is not None:
             load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
+
+    def load_model(self, data: bytes, *, is_partial: bool) -> None:
+        """Load the weights of the model, or only those that are not in slices of a checkpoint.
+
+        Parameters
+        ----------
+        data : bytes
+            State dict.
+        is_partial : bool
+            True if :meth:`load_slices` loads the other weights.
+        """
+        self.reader = self.sharding
+        if is_partial and self.sharding is None:
+            self.reader = ShardedModel(self.model)
+        if self.reader is None:
+            load_into(self.model, data)
+        else:
+            load_into(
+                _Loader(functools.partial(self.reader.load_model, is_partial=is_partial)), data
+            )
+
+    def _optimizer_loader(self) -> Any:
+        if self.reader is None:
+            return self.optimizer
+        return _Loader(functools.partial(self.reader.load_optimizer, self.optimizer))
+
+    def slices(self) -> dict[str, np.ndarray]:
+        """Return this rank's rows of divided weights and tables, by the names of their slices."""
+        if self.sharding is not None:
+            return self.sharding.arrays(self.optimizer)
+        return {} if self.tables is None else self.tables.arrays()
+
+    def load_slices(self, slices: SavedSlices) -> None:
+        """Load this rank's rows of divided weights and tables."""
+        if has_sliced_weights(slices):
+            cast("ShardedModel", self.reader).load(slices, self.optimizer)
+        elif self.tables is not None:
+            self.tables.load(slices)
 
     def step_scheduler(self, runner: TorchRunner, metrics: dict | None = None) -> None:
         """Step the scheduler if it is due.
@@ -216,6 +289,13 @@ class BuiltParts:
             self.scheduler.step(*metric)
 
 
+@dataclass(frozen=True)
+class _Loader:
+    """Object with the method of modules and optimizers that loads a state."""
+
+    load_state_dict: Callable[[dict[str, Any]], None]
+
+
 @dataclass
 class ModelParts:
     """Arguments of ``Estimator.from_torch`` that define a model and its training.
@@ -224,6 +304,8 @@ class ModelParts:
     ----------
     extras : bytes or None
         Entries that ``on_save_checkpoint`` of a LightningModule added to the latest checkpoint.
+    shard : {"optimizer", "full", "auto"} or None
+        How the state of the model is divided among the workers of a fit.
     """
 
     model: Any = None
@@ -235,6 +317,7 @@ class ModelParts:
     initialize: Callable | None = None
     extras: bytes | None = None
     loss_weight: Any = None
+    shard: str | None = None
 
     def check(self) -> None:
         """Raise an error on the driver for arguments that would fail in a worker."""

@@ -22,8 +22,9 @@ from bigdl.orca.learn.pytorch.lightning import unused_hooks
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.training.embedding_tables.placement import NO_ROWS
 from bigdl.training.embedding_tables.torch_model import SavedRows
+from bigdl.training.sharded_model import has_sliced_weights, load_whole
 from bigdl.training.slices import SavedSlices
-from bigdl.training.state import precision_of, to_device
+from bigdl.training.state import loads, precision_of, to_device
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -89,7 +90,7 @@ class TorchSnapshot:
         ``"bf16"`` computes with torch's bfloat16 autocast; predictions are float32.
     slices : dict or None
         Arguments of :class:`~bigdl.training.slices.SavedSlices`, whose files the tasks read rows of
-        sharded embeddings from.
+        sharded embeddings or the weights of a divided model from.
     names : tuple of str
         Names of the feature columns, which Hugging Face models take as keyword arguments.
     """
@@ -111,7 +112,7 @@ class TorchSnapshot:
     ) -> TorchSnapshot:
         """Create a snapshot of an Estimator's model with the given weights."""
         parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
-        if not parts.is_instance:
+        if not parts.is_instance or has_sliced_weights(_opened(slices)):
             return cls(parts, weights, precision, slices, names)
         parts = replace(parts, model=parts.build_model(NO_ROWS if slices else None))
         load_into(parts.model, weights)
@@ -119,15 +120,23 @@ class TorchSnapshot:
 
     def load_on(self, device: torch.device) -> LoadedTorchModel:
         """Load the model on a device in this process."""
-        model = self.parts.build_model(NO_ROWS if self.slices else None)
+        slices = _opened(self.slices)
+        is_sharded = has_sliced_weights(slices)
+        model = self.parts.build_model(NO_ROWS if slices and not is_sharded else None)
         if not self.parts.is_instance:  # for an instance, the driver has already warned
             _warn_unused_hooks(model)
-        if self.weights is not None:
+        inner = model.model if isinstance(model, _Predicting) else model
+        if is_sharded and slices is not None:
+            load_whole(inner, loads(self.weights or b""), slices)
+        elif self.weights is not None:
             load_into(model, self.weights)
-        if self.slices:
-            inner = model.model if isinstance(model, _Predicting) else model
-            SavedRows(SavedSlices(**self.slices), inner)
+        if slices is not None and not is_sharded:
+            SavedRows(slices, inner)
         return LoadedTorchModel(model.eval().to(device), device, self.precision, names=self.names)
+
+
+def _opened(slices: dict | None) -> SavedSlices | None:
+    return SavedSlices(**slices) if slices else None
 
 
 def _warn_unused_hooks(model: torch.nn.Module) -> None:

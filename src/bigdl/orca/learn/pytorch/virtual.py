@@ -26,9 +26,8 @@ from bigdl.orca.learn.pytorch.loop import (
     TorchFit,
     TorchRows,
     TorchStep,
-    sparse_parameters,
 )
-from bigdl.orca.learn.pytorch.parts import BuiltParts
+from bigdl.orca.learn.pytorch.parts import BuiltParts, sparse_parameters
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.training.batches import Pass, VirtualSource, all_gather_json, plan_batches

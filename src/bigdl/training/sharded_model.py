@@ -1,0 +1,661 @@
+"""Torch models whose weights, gradients and optimizer state are divided among the workers.
+
+:func:`divide` divides a model with ``fully_shard`` of PyTorch (FSDP2): every rank keeps a block of
+consecutive rows of each weight, and the weights of one part of the model are gathered while it
+computes.  A :class:`ShardedModel` writes and reads these rows as slices of a checkpoint
+(:mod:`bigdl.training.slices`), which any number of workers can read.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from bigdl.common.errors import UsageError
+from bigdl.runtime.collectives.base import as_peer_lost
+from bigdl.training.checkpoint import Checkpoint
+from bigdl.training.slices import SavedSlices
+from bigdl.training.state import dumps, loads
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Mode = Literal["full", "optimizer"]
+
+MODES = ("optimizer", "full", "auto")
+"""Values of ``Estimator.from_torch(shard=)``."""
+
+FACTS = "sharding.json"
+"""Checkpoint file with facts about the weights that are in slices."""
+
+_WEIGHTS, _STATE = "weights.", "optimizer."  # prefixes of the slices' names
+_SMALL_BLOCK = 1 << 20  # bytes of weights from which a block is gathered separately
+_FEW_BLOCKS = 64  # a smaller block is gathered separately if it has this part of the weights
+_STATE_OF_ADAM = 2.0  # values of optimizer state per weight, if the optimizer is unknown
+
+
+# -- the division of a model ---------------------------------------------------------------------
+
+
+def divide(model: nn.Module, mesh: DeviceMesh, mode: Mode, *, is_equal: bool) -> None:
+    """Divide the weights of a model among the ranks of a mesh, in place; a collective operation.
+
+    One block after the other is moved to the device, receives the weights of rank 0 and is divided,
+    so that the other ranks never hold more than one whole block.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On other ranks than 0 its weights may be on the meta device.
+    mesh : DeviceMesh
+        One-dimensional mesh of all ranks.
+    mode : {"full", "optimizer"}
+        ``"optimizer"`` keeps the gathered weights of a block until its backward pass.
+    is_equal : bool
+        True if all ranks have the same weights, so that none need to be sent.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    receive = None if is_equal else functools.partial(_receive, group=mesh.get_group())
+    for module in [*blocks_of(model), model]:
+        _place(module, torch.device(mesh.device_type), receive)
+        scalars = {p for p in model.parameters() if p.ndim == 0}
+        keeps: Any = False if mode == "optimizer" else None
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=keeps if module is model or keeps is False else True,
+            ignored_params=scalars,
+        )
+        # sums over the ranks, since the losses are weighted by rows
+        cast("Any", module).set_force_sum_reduction_for_comms(True)
+        cast("Any", module).set_gradient_divide_factor(1.0)
+    for buffer in model.buffers():
+        if receive is not None:
+            receive(buffer)
+
+
+def release_gathered(model: nn.Module) -> None:
+    """Free the weights that forward passes without gradients have gathered.
+
+    Otherwise a rank that reads the state of the model would free them alone, and gather them again
+    in the next pass without the others.
+    """
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            cast("Any", module).reshard()
+
+
+def place_whole(model: nn.Module, device: torch.device, mesh: DeviceMesh) -> None:
+    """Give all ranks the whole weights and buffers of rank 0; a collective operation."""
+    receive = functools.partial(_receive, group=mesh.get_group())
+    _place(model, device, receive)
+    for buffer in model.buffers():
+        receive(buffer)
+
+
+def _receive(tensor: torch.Tensor, group: Any) -> None:
+    with as_peer_lost(), torch.no_grad():
+        content = tensor.detach().contiguous()
+        torch.distributed.broadcast(content, group=group, group_src=0)
+        if content.data_ptr() != tensor.data_ptr():
+            tensor.copy_(content)
+
+
+def _place(module: nn.Module, device: torch.device, receive: Any) -> None:
+    """Allocate the weights and buffers of a module that are not divided yet, and receive them."""
+    replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # tied weights stay tied
+    for each in module.modules():
+        for name, parameter in each._parameters.items():
+            if parameter is None or is_divided_tensor(parameter):
+                continue
+            if id(parameter) not in replaced:
+                placed = parameter
+                if parameter.device != device:
+                    placed = _moved_parameter(parameter, device)
+                if receive is not None:
+                    receive(placed)
+                replaced[id(parameter)] = parameter, placed
+            each._parameters[name] = replaced[id(parameter)][1]
+        for name, buffer in each._buffers.items():
+            if buffer is not None and buffer.device != device:
+                whole = torch.empty_like(buffer, device=device)
+                each._buffers[name] = whole if buffer.is_meta else whole.copy_(buffer)
+
+
+def _moved_parameter(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    values = torch.empty_like(parameter, device=device)
+    if not parameter.is_meta:
+        with torch.no_grad():
+            values.copy_(parameter)
+    return nn.Parameter(values.detach(), requires_grad=parameter.requires_grad)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the parts of a model that are gathered separately, inner ones first.
+
+    These are the classes in a Hugging Face model's ``_no_split_modules``, or else the elements of
+    ``ModuleList``, ``ModuleDict`` and ``Sequential``, such as the layers of a transformer. Very
+    small ones, and those that share weights with the rest of the model, are not separated.
+    """
+    total = bytes_of(model.parameters())
+    smallest = min(_SMALL_BLOCK, total // _FEW_BLOCKS)
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    uses: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    found = []
+    for candidate in _candidates(model, names, total):
+        parameters = list(candidate.parameters())
+        inner: dict[int, int] = {}
+        for module in candidate.modules():
+            for parameter in module._parameters.values():
+                inner[id(parameter)] = inner.get(id(parameter), 0) + 1
+        is_separate = all(uses[id(p)] == inner[id(p)] for p in parameters)
+        if is_separate and parameters and bytes_of(parameters) >= smallest:
+            found.append(candidate)
+    return found
+
+
+def _candidates(module: nn.Module, names: set[str], total: int) -> Iterator[nn.Module]:
+    containers = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+    for child in module.children():
+        is_part = isinstance(module, containers) and not isinstance(child, containers)
+        if names:
+            is_part = type(child).__name__ in names
+        if not is_part:
+            yield from _candidates(child, names, total)
+            continue
+        if bytes_of(child.parameters()) > total // 4:  # a large part, such as an encoder
+            yield from _candidates(child, names, total)
+        yield child
+
+
+def bytes_of(parameters: Iterator[nn.Parameter] | Sequence[nn.Parameter]) -> int:
+    """Return the size of parameters in bytes, of whole ones if they are divided."""
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def check_equal_structure(model: nn.Module, gather: Any) -> None:
+    """Raise an error unless all ranks have parameters of the same names, shapes and dtypes.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    gather : callable
+        Returns a list with the numbers of every rank, such as ``GradientSync.all_gather``.
+    """
+    facts = [
+        (name, tuple(p.shape), str(p.dtype), p.requires_grad)
+        for name, p in model.named_parameters(remove_duplicate=False)
+    ]
+    digest = float(zlib.crc32(repr(facts).encode()))
+    if len({row[0] for row in gather([digest])}) > 1:
+        raise UsageError(
+            "The model creator returns models of different structure on different workers, which "
+            "shard= does not support; let it depend on config only",
+            code="model-unsupported",
+            argument="shard",
+        )
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Estimated bytes that one worker needs for the state of a model, without activations.
+
+    Attributes
+    ----------
+    weights, gradients, optimizer : int
+        Rows of this worker.
+    gathered : int
+        Weights and gradients of the blocks that are gathered at the same time.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return self.weights + self.gradients + self.optimizer + self.gathered
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, mode: Mode | None, ranks: int, state: float = _STATE_OF_ADAM
+    ) -> MemoryNeed:
+        """Estimate the need of a model.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            Divided or not; its weights may be on the meta device.
+        mode : {"full", "optimizer"} or None
+            None is a model that is not divided.
+        ranks : int
+        state : float
+            Values of optimizer state per trained weight; default as for Adam.
+        """
+        everything = bytes_of(model.parameters())
+        trained = bytes_of([p for p in model.parameters() if p.requires_grad])
+        if mode is None:
+            return cls(everything, 2 * trained, int(state * trained), 0)  # gradients and buckets
+        blocks = [bytes_of(block.parameters()) for block in blocks_of(model)]
+        largest = max(blocks, default=0)
+        rest = max(0, everything - sum(blocks))
+        gathered = everything if mode == "optimizer" else rest + 2 * largest
+        gradients = max(largest, rest) if trained else 0
+        return cls(
+            everything // ranks,
+            trained // ranks,
+            int(state * trained / ranks),
+            gathered + gradients,
+        )
+
+    def check(self, available: int, host: str, advice: str) -> None:
+        """Raise an error if the gradients, optimizer state and gathered weights do not fit.
+
+        Parameters
+        ----------
+        available : int
+            Bytes that the worker may still allocate, after its rows of the weights.
+        host : str
+        advice : str
+            What the user can do.
+        """
+        missing = self.total - self.weights
+        if missing <= available:
+            return
+        parts = {
+            "gradients": self.gradients,
+            "optimizer state": self.optimizer,
+            "gathered weights": self.gathered,
+        }
+        listed = ", ".join(f"{name} {_size(value)}" for name, value in parts.items())
+        raise UsageError(
+            f"The fit needs about {_size(missing)} more memory per worker ({listed}; activations "
+            f"are extra), but a worker on {host} can allocate {_size(available)}; {advice}",
+            code="resource-limit",
+            argument="shard",
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def state_per_weight(optimizer: torch.optim.Optimizer) -> float:
+    """Return the number of values that an optimizer keeps for each weight, by a trial step."""
+    weight = nn.Parameter(torch.zeros(4, 4))
+    weight.grad = torch.ones(4, 4)
+    try:
+        trial = cast("Any", type(optimizer))([weight], **optimizer.defaults)
+        trial.step()
+        kept = trial.state[weight].values()
+    except Exception:  # an optimizer with other arguments
+        return _STATE_OF_ADAM
+    return sum(v.numel() for v in kept if isinstance(v, torch.Tensor) and v.ndim) / weight.numel()
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise an error for an optimizer that cannot update rows of weights."""
+    name = type(optimizer).__name__
+    reason = ""
+    if isinstance(optimizer, torch.optim.Adafactor):
+        reason = "whose state has other shapes than the weights"
+    elif isinstance(optimizer, torch.optim.SparseAdam):
+        reason = "which needs sparse gradients"
+    elif isinstance(optimizer, torch.optim.SGD) and any(
+        group.get("fused") for group in optimizer.param_groups
+    ):
+        name, reason = "SGD(fused=True)", "whose kernel has no rule for divided weights"
+    if reason:
+        raise UsageError(
+            f"shard= does not support the optimizer {name}, {reason}; use SGD, Adam, AdamW or "
+            "another optimizer that updates every weight separately",
+            code="optimizer-unsupported",
+            argument="shard",
+        )
+
+
+# -- the state of a divided model ------------------------------------------------------------------
+
+
+def is_divided_tensor(tensor: object) -> bool:
+    """Return True if a tensor is divided among ranks (a DTensor)."""
+    return hasattr(tensor, "to_local")
+
+
+def is_divided(model: object) -> bool:
+    """Return True if the weights of a model are divided among ranks."""
+    return isinstance(model, nn.Module) and any(map(is_divided_tensor, model.parameters()))
+
+
+def local_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's rows of a divided tensor, or the tensor itself."""
+    return cast("Any", tensor).to_local() if is_divided_tensor(tensor) else tensor
+
+
+class ShardedModel:
+    """State of a model whose weights and optimizer state are stored in slices.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Divided by :func:`divide`, or whole on a single rank.
+    rank, world_size : int
+        Rank of this worker and number of ranks that share the rows; 0 and 1 for a whole model.
+    """
+
+    def __init__(self, model: nn.Module, rank: int = 0, world_size: int = 1):
+        self._model, self._rank, self._world_size = model, rank, world_size
+        self.is_divided = world_size > 1
+        self.weights: dict[str, nn.Parameter] = {
+            name: p for name, p in model.named_parameters() if p.ndim
+        }
+        names = {id(p): name for name, p in self.weights.items()}
+        self._aliases = {
+            alias: names[id(p)]
+            for alias, p in model.named_parameters(remove_duplicate=False)
+            if id(p) in names and alias != names[id(p)]
+        }
+        self._names = names
+
+    def replicated(self, parameters: Sequence[Any]) -> list[Any]:
+        """Return the parameters that every rank holds, which are scalars."""
+        return [p for p in parameters if id(p) not in self._names]
+
+    def divided(self, parameters: Sequence[Any]) -> list[Any]:
+        """Return the parameters that are divided among the ranks."""
+        return [p for p in parameters if id(p) in self._names]
+
+    # -- to a checkpoint
+
+    def model_state(self) -> dict[str, Any]:
+        """Return the state dict of the model without the divided weights."""
+        sliced = {*self.weights, *self._aliases}
+        return {name: v for name, v in self._model.state_dict().items() if name not in sliced}
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state dict of an optimizer without the values of divided weights."""
+        state = optimizer.state_dict()
+        parameters = _parameters(optimizer)
+        state["state"] = {
+            number: {
+                key: value
+                for key, value in entries.items()
+                if not self._is_sliced(value, parameters[number])
+            }
+            for number, entries in state["state"].items()
+        }
+        return state
+
+    def facts(self, optimizer: torch.optim.Optimizer) -> bytes:
+        """Return the content of the file :data:`FACTS`."""
+        parameters = _parameters(optimizer)
+        numbers = {self._names.get(id(p)): number for number, p in enumerate(parameters)}
+        facts = {
+            "numbers": {name: numbers.get(name) for name in self.weights},
+            "aliases": self._aliases,
+            "dtypes": {name: str(p.dtype) for name, p in self.weights.items()},
+        }
+        return json.dumps(facts).encode()
+
+    def arrays(self, optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
+        """Return this rank's rows of the weights and of their optimizer state, without copying."""
+        arrays = {f"{_WEIGHTS}{name}": _array(p) for name, p in self.weights.items()}
+        for name, parameter in self.weights.items():
+            state = optimizer.state.get(parameter, {})
+            for key in sorted(state):
+                if self._is_sliced(state[key], parameter):
+                    arrays[f"{_STATE}{key}.{name}"] = _array(state[key])
+        return arrays
+
+    def _is_sliced(self, value: object, parameter: Any) -> bool:
+        if id(parameter) not in self._names or not isinstance(value, torch.Tensor):
+            return False
+        return value.ndim > 0 and value.shape == parameter.shape
+
+    # -- from a checkpoint
+
+    def load_model(self, state: dict[str, Any], *, is_partial: bool) -> None:
+        """Load the state dict of a model, or one that :meth:`model_state` returned.
+
+        Parameters
+        ----------
+        state : dict
+        is_partial : bool
+            True if the divided weights are in slices.
+
+        Raises
+        ------
+        RuntimeError
+            If names or shapes differ.
+        """
+        current = self._model.state_dict()
+        sliced = {*self.weights, *self._aliases} if is_partial else set()
+        differing = (set(current) - sliced) ^ set(state)
+        if differing:
+            raise RuntimeError(f"names differ: {', '.join(sorted(differing)[:5])}")
+        with torch.no_grad():
+            for name, value in state.items():
+                if value.shape != current[name].shape:
+                    raise RuntimeError(
+                        f"{name} has the shape {tuple(value.shape)} instead of "
+                        f"{tuple(current[name].shape)}"
+                    )
+                local_rows(current[name]).copy_(self._rows(value, current[name]))
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Load a whole state dict of an optimizer, or one of :meth:`optimizer_state`."""
+        parameters, state = _parameters(optimizer), dict(state)
+        entries = state.get("state", {})
+        state["state"] = {
+            number: {
+                key: self._like(self._rows(value, parameters[number]), parameters[number])
+                if number < len(parameters) and self._is_sliced(value, parameters[number])
+                else value
+                for key, value in of_parameter.items()
+            }
+            for number, of_parameter in entries.items()
+        }
+        optimizer.load_state_dict(state)
+
+    def load(self, slices: SavedSlices, optimizer: torch.optim.Optimizer | None) -> None:
+        """Load this rank's rows of the weights, and of the state of an optimizer.
+
+        Raises
+        ------
+        UsageError
+            If the slices belong to another model, or cannot be read.
+        """
+        saved = {n[len(_WEIGHTS) :] for n in slices.names if n.startswith(_WEIGHTS)}
+        if saved != set(self.weights):
+            differing = sorted(saved ^ set(self.weights))[:5]
+            raise UsageError(
+                f"The weights do not fit the model: names differ: {', '.join(differing)}",
+                code="model-mismatch",
+            )
+        trained = set() if optimizer is None else {id(p) for p in _parameters(optimizer)}
+        for name, parameter in self.weights.items():
+            with torch.no_grad():
+                rows = self._read(slices, f"{_WEIGHTS}{name}", parameter)
+                local_rows(parameter).copy_(rows)
+            if optimizer is None or id(parameter) not in trained:
+                continue
+            for array in slices.names:
+                key = _key_of(array, name)
+                if key is not None:
+                    value = self._read(slices, array, parameter)
+                    optimizer.state[parameter][key] = self._like(value, parameter)
+
+    def _read(self, slices: SavedSlices, array: str, parameter: torch.Tensor) -> torch.Tensor:
+        """Read this rank's rows of an array with the shape of a parameter."""
+        rows, first, last = slices.rows(array), *self._range(len(parameter))
+        pieces, start = [], 0
+        if rows == len(parameter):
+            for owner in range(slices.count(array)):
+                count = slices.shape(array, owner)[0]
+                low, high = max(first, start), min(last, start + count)
+                if low < high:
+                    pieces.append(slices.of_owner(array, owner, np.arange(low, high) - start))
+                start += count
+        shape = (max(0, last - first), *parameter.shape[1:])
+        if not pieces:
+            pieces = [np.empty((0, *slices.shape(array, 0)[1:]), slices.dtype(array))]
+        content = torch.from_numpy(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+        content = _as_dtype(content, parameter.dtype)
+        if tuple(content.shape) != shape:
+            raise UsageError(
+                f"The weights do not fit the model: {array} has {rows} rows of shape "
+                f"{tuple(content.shape[1:])}, the model {tuple(parameter.shape)}",
+                code="model-mismatch",
+            )
+        return content
+
+    def _range(self, rows: int) -> tuple[int, int]:
+        """Return the first row of this rank and the row after its last, as ``torch.chunk``."""
+        size = -(-rows // self._world_size)
+        return min(rows, self._rank * size), min(rows, (self._rank + 1) * size)
+
+    def _rows(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Return this rank's rows of a whole tensor, if `like` is divided."""
+        if not is_divided_tensor(like):
+            return value
+        first, last = self._range(len(value))
+        return value[first:last]
+
+    def _like(self, rows: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """Return this rank's rows as a tensor that is divided like a parameter."""
+        if not is_divided_tensor(parameter):
+            return rows.clone()
+        from torch.distributed.tensor import DTensor
+
+        divided = cast("Any", parameter)
+        return cast(
+            "torch.Tensor",
+            DTensor.from_local(
+                rows.clone().to(divided.device),
+                divided.device_mesh,
+                divided.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            ),
+        )
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    values = local_rows(tensor.detach()).contiguous().cpu()
+    if values.dtype == torch.bfloat16:  # NumPy has no such type
+        values = values.view(torch.int16)
+    return cast("np.ndarray", values.numpy())
+
+
+def _as_dtype(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    is_half = dtype == torch.bfloat16 and content.dtype == torch.int16
+    return content.view(torch.bfloat16) if is_half else content
+
+
+def _key_of(array: str, name: str) -> str | None:
+    """Return the key of the optimizer state that an array holds for a weight, or None."""
+    if not (array.startswith(_STATE) and array.endswith(f".{name}")):
+        return None
+    key = array[len(_STATE) : -len(name) - 1]
+    return key if "." not in key else None
+
+
+# -- checkpoints of divided models ---------------------------------------------------------------
+
+
+def has_sliced_weights(slices: SavedSlices | None) -> bool:
+    """Return True if slices of a checkpoint are weights of a divided model."""
+    return slices is not None and any(name.startswith(_WEIGHTS) for name in slices.names)
+
+
+def check_names(model: nn.Module, facts: dict[str, Any], what: str = "weights") -> None:
+    """Raise an error unless a model has the weights that are in the slices of a checkpoint.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    facts : dict
+        Result of :func:`facts_of`.
+    what : str
+        Name of the weights in the error message.
+    """
+    differing = set(facts["numbers"]) ^ set(ShardedModel(model).weights)
+    if differing:
+        names = ", ".join(sorted(differing)[:5])
+        raise UsageError(
+            f"The {what} do not fit the model: names differ: {names}", code="model-mismatch"
+        )
+
+
+def whole_tensors(slices: SavedSlices, facts: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and whole tensors of the weights in slices, one after the other.
+
+    Parameters
+    ----------
+    slices : SavedSlices
+    facts : dict
+        Facts about the weights, from :func:`facts_of`.
+    """
+    for name in facts["numbers"]:
+        yield name, _whole(slices, f"{_WEIGHTS}{name}", facts["dtypes"][name])
+
+
+def facts_of(snapshot: Checkpoint) -> dict[str, Any]:
+    """Return facts about sliced weights: ``aliases``, and ``numbers`` and ``dtypes`` by name."""
+    return cast("dict[str, Any]", json.loads(snapshot.files[FACTS]))
+
+
+def load_whole(model: nn.Module, state: dict[str, Any], slices: SavedSlices) -> None:
+    """Load the weights of a divided model into a whole one in this process."""
+    whole = ShardedModel(model)
+    whole.load_model(state, is_partial=True)
+    whole.load(slices, None)
+
+
+def merged(snapshot: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with the sliced weights and optimizer state in its files."""
+    slices = snapshot.slices
+    if slices is None or not has_sliced_weights(slices):
+        return snapshot
+    model, optimizer = (loads(snapshot.files[name]) for name in ("model.pt", "optimizer.pt"))
+    facts = facts_of(snapshot)
+    model.update(whole_tensors(slices, facts))
+    model.update({alias: model[name] for alias, name in facts["aliases"].items()})
+    for array in slices.names:
+        for name, number in facts["numbers"].items() if array.startswith(_STATE) else ():
+            key = _key_of(array, name)
+            if key is not None and number is not None:
+                value = _whole(slices, array, facts["dtypes"][name])
+                optimizer["state"].setdefault(number, {})[key] = value
+    files = {**snapshot.files, "model.pt": dumps(model), "optimizer.pt": dumps(optimizer)}
+    del files[FACTS]
+    manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
+    return Checkpoint(manifest, files)
+
+
+def _whole(slices: SavedSlices, array: str, dtype: str) -> torch.Tensor:
+    pieces = [slices.of_owner(array, owner) for owner in range(slices.count(array))]
+    content = torch.from_numpy(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+    return _as_dtype(content, torch.bfloat16) if dtype == "torch.bfloat16" else content
