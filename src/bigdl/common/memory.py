@@ -18,6 +18,7 @@ __all__ = [
     "freeze_modules",
     "glibc_tunables",
     "release_memory",
+    "return_freed_blocks",
     "tune_allocator",
     "tuned_allocator",
 ]
@@ -31,6 +32,7 @@ _LARGEST_THRESHOLD_OF_OLD_GLIBC = 32 << 20
 _TOP_PAD_OF_GLIBC = 128 << 10
 _MMAP_THRESHOLD = 1 << 30
 _TOP_PAD = 64 << 20
+_RETURNED_BLOCK = 1 << 20
 
 
 def tune_allocator(trim_threshold: int | None = None) -> bool:
@@ -77,8 +79,24 @@ at_fork(
 )
 
 
+def return_freed_blocks() -> bool:
+    """Make glibc return freed blocks of 1 MiB and more to the kernel at once.
+
+    Each of them then costs a page fault per page when it is allocated again. Without this, a
+    process whose large blocks have different lifetimes keeps their sum.
+
+    Returns
+    -------
+    bool
+        Whether the allocator was changed, see :func:`tune_allocator`.
+    """
+    return _set_thresholds(_RETURNED_BLOCK, _RETURNED_BLOCK, _TOP_PAD_OF_GLIBC)
+
+
 @contextlib.contextmanager
-def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
+def tuned_allocator(
+    trim_threshold: int | None = None, *, returns_blocks: bool = False
+) -> Iterator[bool]:
     """Context manager that applies :func:`tune_allocator` and finally releases freed memory.
 
     Contexts may overlap: the first sets the thresholds and the last resets them. Afterwards
@@ -89,6 +107,8 @@ def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
     ----------
     trim_threshold : int, optional
         As for :func:`tune_allocator`.
+    returns_blocks : bool
+        Apply :func:`return_freed_blocks` instead.
 
     Yields
     ------
@@ -97,7 +117,11 @@ def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
     """
     global _tuned
     with _tuned_lock:
-        tuned = _tuned > 0 or tune_allocator(trim_threshold=trim_threshold)
+        tuned = _tuned > 0
+        if returns_blocks and not tuned:
+            tuned = return_freed_blocks()
+        elif not tuned:
+            tuned = tune_allocator(trim_threshold=trim_threshold)
         _tuned += tuned
     try:
         yield tuned

@@ -12,11 +12,8 @@ Criterion: TypeAlias = "Callable[..., torch.Tensor]"
 """Loss function of predictions and targets, such as a module of ``torch.nn``."""
 
 
-class Stateful(Protocol):
-    """An object with a state dict: a module, an optimizer or a scheduler."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
+class Loadable(Protocol):
+    """An object that loads a state dict: a module, an optimizer or a scheduler."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> object:
         """Replace the state."""

@@ -145,7 +145,7 @@ class TorchDistributedSync(GradientSync):
                 code="unsupported",
                 argument="shard",
             )
-        group = self._library.group.WORLD if device.type == "cpu" else self._gpus
+        group: Any = self._library.group.WORLD if device.type == "cpu" else self._gpus
         return DeviceMesh.from_group(group, device.type)
 
     def _find_neighbours(self) -> None:

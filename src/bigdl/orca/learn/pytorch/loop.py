@@ -1132,8 +1132,10 @@ class FitProgram:
 
     # : class of the fit on one worker
     fit_class: ClassVar[type[TorchFit]] = TorchFit
+    # : whether freed memory is returned to the system during the fit
+    returns_blocks: ClassVar[bool] = False
 
     def __call__(self, worker: Worker) -> dict:
-        with tuned_allocator():
+        with tuned_allocator(returns_blocks=self.returns_blocks):
             fit = self.fit_class(worker, self.sync(worker), self.parts, self.settings)
             return fit.epochs.run()

@@ -14,7 +14,7 @@ import io
 import itertools
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner
-    from bigdl.orca.learn.types import Stateful
+    from bigdl.orca.learn.types import Loadable
 
 
-def load_into(part: Stateful, data: bytes, what: str = "weights", whose: str = "model") -> None:
+def load_into(part: Loadable, data: bytes, what: str = "weights", whose: str = "model") -> None:
     """Load the bytes of a state dict into a model, optimizer or scheduler.
 
     Raises
@@ -293,7 +293,10 @@ class BuiltParts:
 class _Loader:
     """Object with the method of modules and optimizers that loads a state."""
 
-    load_state_dict: Callable[[dict[str, Any]], None]
+    load: Callable[[Any], None]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.load(state_dict)
 
 
 @dataclass

@@ -160,3 +160,4 @@ class ShardedFitProgram(FitProgram):
     """Program of a fit whose model is divided among the workers."""
 
     fit_class = ShardedFit
+    returns_blocks = True

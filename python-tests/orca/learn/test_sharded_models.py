@@ -1,0 +1,303 @@
+"""Models that are divided among the workers: they train as whole ones, and resume on any number."""
+
+import faults
+import numpy as np
+import pytest
+import torch
+from refusals import refused
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from bigdl.orca.learn.pytorch import Estimator
+from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
+
+WIDTH = 6
+CLOSE = 1e-6
+
+
+class FeedForward(nn.Module):
+    def __init__(self, recomputes):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = nn.Sequential(nn.Linear(WIDTH, 11), nn.GELU(), nn.Linear(11, WIDTH))
+        self.recomputes = recomputes
+
+    def forward(self, x):
+        if self.recomputes and self.training:
+            return x + checkpoint(self._change, x, use_reentrant=False)
+        return x + self._change(x)
+
+    def _change(self, x):
+        return self.inner(self.norm(x))
+
+
+class Words(nn.Module):
+    """Tied, frozen and scalar weights, a buffer without an entry in the state, recomputation."""
+
+    def __init__(self, recomputes=True):
+        super().__init__()
+        self.embed = nn.Embedding(13, WIDTH)
+        self.register_buffer("steps", torch.linspace(0, 1, WIDTH), persistent=False)
+        self.layers = nn.ModuleList(FeedForward(recomputes) for _ in range(3))
+        self.layers[1].inner[0].weight.requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.out = nn.Linear(WIDTH, 13)
+        self.out.weight = self.embed.weight
+
+    def forward(self, ids):
+        x = self.embed(ids) + self.steps
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x).mean(1) * self.scale
+
+
+def words(config):
+    return Words()
+
+
+def adam(model, config):
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02)
+
+
+def estimator(folder, workers, shard, **options):
+    options = {"model": words, "optimizer": adam, "loss": nn.CrossEntropyLoss(), **options}
+    return Estimator.from_torch(
+        backend="local", workers_per_node=workers, model_dir=str(folder), shard=shard, **options
+    )
+
+
+def rows(count=37):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 13, (count, 4)), rng.integers(0, 13, count)
+
+
+def weights_of(trained):
+    return {name: value.clone() for name, value in trained.get_model().state_dict().items()}
+
+
+def assert_close(weights, expected, close=CLOSE):
+    assert set(weights) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=close)
+
+
+def train(folder, workers, shard, data, *, clip=None, **options):
+    keywords = {"batch_size": 16, "epochs": 2, "seed": 3}
+    if accumulated := options.pop("accumulate_grad_batches", None):
+        keywords["accumulate_grad_batches"] = accumulated
+    trained = estimator(folder, workers, shard, **options)
+    if clip is not None:
+        trained.set_l2_norm_gradient_clipping(clip)
+    history = trained.fit(data, validation_data=data, **keywords)
+    return trained, history
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Weights and validation losses of a fit with the whole model in each of two workers."""
+    trained, history = train(tmp_path_factory.mktemp("whole"), 2, None, rows())
+    return weights_of(trained), [entry["val_loss"] for entry in history]
+
+
+@pytest.mark.parametrize("shard", ["full", "optimizer", "auto"])
+def test_a_divided_model_trains_as_a_whole_one(tmp_path, whole, shard):
+    trained, history = train(tmp_path, 2, shard, rows())
+    assert_close(weights_of(trained), whole[0])
+    assert [entry["val_loss"] for entry in history] == pytest.approx(whole[1], abs=1e-6)
+    metrics = trained.evaluate(rows(), batch_size=5)
+    assert metrics["val_loss"] == pytest.approx(whole[1][-1], abs=1e-6)
+
+
+CASES = {
+    "accumulated and clipped": {"accumulate_grad_batches": 2, "clip": 0.1},
+    "sum": {"loss": nn.CrossEntropyLoss(reduction="sum")},
+    "ignored labels": {"loss": nn.CrossEntropyLoss(ignore_index=3)},
+    "bf16": {"precision": "bf16"},  # whose gradients are rounded in another order
+}
+
+
+@pytest.mark.parametrize(
+    "name", [next(iter(CASES)), *(pytest.param(n, marks=pytest.mark.slow) for n in [*CASES][1:])]
+)
+def test_losses_and_gradients_are_those_of_a_whole_model(tmp_path, name):
+    case = dict(CASES[name])
+    expected, _ = train(tmp_path / "whole", 2, None, rows(), **case)
+    trained, _ = train(tmp_path / "divided", 2, "full", rows(), **case)
+    close = 5e-3 if name == "bf16" else CLOSE
+    assert_close(weights_of(trained), weights_of(expected), close)
+
+
+def test_a_worker_without_rows_takes_part(tmp_path):
+    data = rows(1)
+    expected, _ = train(tmp_path / "whole", 2, None, data)
+    trained, _ = train(tmp_path / "divided", 2, "full", data)
+    assert_close(weights_of(trained), weights_of(expected))
+
+
+@pytest.mark.slow
+def test_instances_of_model_and_optimizer(tmp_path):
+    torch.manual_seed(0)
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    parts = {"model": model, "optimizer": optimizer}
+    expected, _ = train(tmp_path / "whole", 2, None, rows(), **parts)
+    trained, _ = train(tmp_path / "divided", 2, "full", rows(), **parts)
+    assert_close(weights_of(trained), weights_of(expected))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Parquet files, whose rows any number of workers reads in one order."""
+    import pandas as pd
+
+    x, y = rows(64)
+    folder = tmp_path_factory.mktemp("table")
+    pd.DataFrame({"x": list(x), "y": y}).to_parquet(folder / "part.parquet")
+    return str(folder)
+
+
+COLUMNS = {"feature_cols": ["x"], "label_cols": ["y"], "batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def alone(table, tmp_path_factory):
+    """Weights after three epochs of a single worker with a whole model."""
+    trained = estimator(tmp_path_factory.mktemp("alone"), 1, None)
+    trained.fit(table, epochs=3, seed=1, **COLUMNS)
+    return weights_of(trained)
+
+
+def test_a_fit_resumes_on_other_numbers_of_workers(table, alone, tmp_path):
+    for epochs, workers in enumerate([2, 3, 1], start=1):
+        trained = estimator(tmp_path, workers, "full")
+        trained.fit(table, epochs=epochs, seed=1, resume="auto", **COLUMNS)
+    assert_close(weights_of(trained), alone)
+
+
+@pytest.mark.slow
+def test_a_whole_model_continues_a_divided_one_and_the_reverse(table, alone, tmp_path):
+    for epochs, (workers, shard) in enumerate([(2, "full"), (2, None), (3, "optimizer")], start=1):
+        trained = estimator(tmp_path, workers, shard)
+        trained.fit(table, epochs=epochs, seed=1, resume="auto", **COLUMNS)
+    assert_close(weights_of(trained), alone)
+
+
+def test_the_state_is_that_of_a_whole_model(table, tmp_path):
+    expected, divided = (estimator(tmp_path / str(s), 2, s) for s in (None, "full"))
+    for each in (expected, divided):
+        each.fit(table, epochs=1, seed=1, **COLUMNS)
+    states = [each.get_state_dict() for each in (divided, expected)]
+    assert_close(states[0]["models"][0], states[1]["models"][0])
+    of_optimizers = [state["optimizers"][0]["state"] for state in states]
+    assert set(of_optimizers[0]) == set(of_optimizers[1])
+    for number, entries in of_optimizers[1].items():
+        for key, value in entries.items():
+            close = {"rtol": 0, "atol": CLOSE}
+            torch.testing.assert_close(of_optimizers[0][number][key], value, **close)
+
+    ids = rows()[0]
+    np.testing.assert_allclose(divided.predict(ids), expected.predict(ids), atol=1e-5)
+    divided.save(str(tmp_path / "weights.pt"))
+    loaded = estimator(tmp_path / "other", 1, None)
+    loaded.load(str(tmp_path / "weights.pt"))
+    assert_close(weights_of(loaded), weights_of(divided))
+
+
+def test_tasks_read_the_weights_of_large_models_from_the_checkpoint(table, tmp_path, monkeypatch):
+    trained = estimator(tmp_path, 2, "full")
+    trained.fit(table, epochs=1, seed=1, **COLUMNS)
+    expected = trained.predict(rows()[0])
+    monkeypatch.setattr("bigdl.training.slices.BROADCAST", 0)
+    again = estimator(tmp_path, 2, "full")
+    again.load_orca_checkpoint(str(tmp_path))
+    np.testing.assert_array_equal(again.predict(rows()[0]), expected)
+
+
+def test_a_killed_worker_restarts_the_fit_from_its_checkpoint(table, alone, tmp_path):
+    kill = faults.Kill(tmp_path / "killed", 1, 10)
+    trained = estimator(tmp_path / "models", 2, "full")
+    trained.fit(table, epochs=3, seed=1, callbacks=[kill], **COLUMNS)
+    assert kill.marker.exists()
+    assert_close(weights_of(trained), alone)
+
+
+@pytest.mark.slow
+def test_ten_kills_change_nothing(table, alone, tmp_path):
+    kills = [faults.Kill(tmp_path / f"killed-{n}", n % 3, n + 1) for n in range(10)]
+    trained = estimator(tmp_path / "models", 3, "full")
+    trained.fit(table, epochs=3, seed=1, callbacks=kills, max_failures=10, **COLUMNS)
+    assert all(kill.marker.exists() for kill in kills)
+    assert_close(weights_of(trained), alone)
+
+
+# -- what is not supported -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["bigdl", "horovod"])
+def test_backends_without_torch_groups_refuse(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr("bigdl.orca.learn.backends.require_horovod", lambda: None)
+    with refused("argument-conflict", f"backend='{backend}'", "shard='full'"):
+        Estimator.from_torch(model=words, backend=backend, shard="full", model_dir=str(tmp_path))
+
+
+def test_values_and_folder_are_checked():
+    with refused("argument-value", "'half'"):
+        Estimator.from_torch(model=words, backend="local", shard="half", model_dir="models")
+    with refused("argument-missing", "model_dir"):
+        Estimator.from_torch(model=words, backend="local", shard="full")
+
+
+@pytest.mark.parametrize(
+    "options", [{"recovery": "in_place"}, {"local_steps": 2}, {"exact": "bits"}]
+)
+def test_arguments_of_fit_that_need_whole_models(options, tmp_path):
+    with refused("argument-conflict", "shard=", *options):
+        estimator(tmp_path, 2, "full").fit(rows(), **options)
+
+
+OPTIMIZERS = {
+    "SGD(fused=True)": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "Adafactor": lambda p: torch.optim.Adafactor(p),
+    "LBFGS": lambda p: torch.optim.LBFGS(p),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_that_need_whole_weights_are_named(name, tmp_path):
+    make = OPTIMIZERS[name]
+    with refused("optimizer-unsupported", name):
+        train(tmp_path, 2, "full", rows(), optimizer=lambda m, c: make(m.parameters()))
+
+
+def test_models_that_cannot_be_divided_are_named(tmp_path):
+    def sparse(config):
+        return nn.Sequential(nn.EmbeddingBag(13, 13, sparse=True))
+
+    with refused("model-unsupported", "sparse=True"):
+        train(tmp_path, 2, "full", rows(), model=sparse)
+
+
+def test_a_callback_does_not_write_a_part_of_the_weights(tmp_path):
+    class Save(Callback):
+        def after_train_epoch(self, runner):
+            runner.save_checkpoint(str(tmp_path / "part"))
+
+    with refused("unsupported", "shard="):
+        estimator(tmp_path, 2, "full").fit(rows(), callbacks=[Save()])
+
+
+def test_a_custom_backward_pass_is_named(tmp_path):
+    class Backward(MainCallback):
+        def on_iter_backward(self, runner):
+            runner.loss.backward()
+
+    with refused("argument-conflict", "on_iter_backward"):
+        estimator(tmp_path, 2, "full").fit(rows(), callbacks=[Backward()])
+
+
+def test_weights_of_another_model_are_named(table, tmp_path):
+    trained = estimator(tmp_path, 2, "full")
+    trained.fit(table, epochs=1, seed=1, **COLUMNS)
+    other = estimator(tmp_path, 2, "full", model=lambda config: nn.Linear(4, 13))
+    with refused("model-mismatch", "embed.weight"):
+        other.load_orca_checkpoint(str(tmp_path))
