@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -26,6 +26,7 @@ from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 Mode = Literal["full", "optimizer"]
@@ -66,7 +67,7 @@ def divide(model: nn.Module, mesh: DeviceMesh, mode: Mode, *, is_equal: bool) ->
 
     receive = None if is_equal else functools.partial(_receive, group=mesh.get_group())
     for module in [*blocks_of(model), model]:
-        _place(module, torch.device(mesh.device_type), receive)
+        _materialize(module, torch.device(mesh.device_type), receive)
         scalars = {p for p in model.parameters() if p.ndim == 0}
         keeps: Any = False if mode == "optimizer" else None
         fully_shard(
@@ -97,12 +98,12 @@ def release_gathered(model: nn.Module) -> None:
 def place_whole(model: nn.Module, device: torch.device, mesh: DeviceMesh) -> None:
     """Give all ranks the whole weights and buffers of rank 0; a collective operation."""
     receive = functools.partial(_receive, group=mesh.get_group())
-    _place(model, device, receive)
+    _materialize(model, device, receive)
     for buffer in model.buffers():
         receive(buffer)
 
 
-def _receive(tensor: torch.Tensor, group: Any) -> None:
+def _receive(tensor: torch.Tensor, group: ProcessGroup) -> None:
     with as_peer_lost(), torch.no_grad():
         content = tensor.detach().contiguous()
         torch.distributed.broadcast(content, group=group, group_src=0)
@@ -110,7 +111,9 @@ def _receive(tensor: torch.Tensor, group: Any) -> None:
             tensor.copy_(content)
 
 
-def _place(module: nn.Module, device: torch.device, receive: Any) -> None:
+def _materialize(
+    module: nn.Module, device: torch.device, receive: Callable[[torch.Tensor], None] | None
+) -> None:
     """Allocate the weights and buffers of a module that are not divided yet, and receive them."""
     replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # tied weights stay tied
     for each in module.modules():
@@ -153,7 +156,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     for module in model.modules():
         for parameter in module._parameters.values():
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    found = []
+    blocks = []
     for candidate in _candidates(model, names, total):
         parameters = list(candidate.parameters())
         inner: dict[int, int] = {}
@@ -162,8 +165,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
                 inner[id(parameter)] = inner.get(id(parameter), 0) + 1
         is_separate = all(uses[id(p)] == inner[id(p)] for p in parameters)
         if is_separate and parameters and bytes_of(parameters) >= smallest:
-            found.append(candidate)
-    return found
+            blocks.append(candidate)
+    return blocks
 
 
 def _candidates(module: nn.Module, names: set[str], total: int) -> Iterator[nn.Module]:
@@ -185,7 +188,9 @@ def bytes_of(parameters: Iterator[nn.Parameter] | Sequence[nn.Parameter]) -> int
     return sum(p.numel() * p.element_size() for p in parameters)
 
 
-def check_equal_structure(model: nn.Module, gather: Any) -> None:
+def check_equal_structure(
+    model: nn.Module, gather: Callable[[Sequence[float]], list[list[float]]]
+) -> None:
     """Raise an error unless all ranks have parameters of the same names, shapes and dtypes.
 
     Parameters
@@ -374,11 +379,11 @@ class ShardedModel:
         }
         self._names = names
 
-    def replicated(self, parameters: Sequence[Any]) -> list[Any]:
+    def replicated(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Return the parameters that every rank holds, which are scalars."""
         return [p for p in parameters if id(p) not in self._names]
 
-    def divided(self, parameters: Sequence[Any]) -> list[Any]:
+    def sharded(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Return the parameters that are divided among the ranks."""
         return [p for p in parameters if id(p) in self._names]
 
@@ -424,7 +429,7 @@ class ShardedModel:
                     arrays[f"{_STATE}{key}.{name}"] = _array(state[key])
         return arrays
 
-    def _is_sliced(self, value: object, parameter: Any) -> bool:
+    def _is_sliced(self, value: object, parameter: nn.Parameter) -> bool:
         if id(parameter) not in self._names or not isinstance(value, torch.Tensor):
             return False
         return value.ndim > 0 and value.shape == parameter.shape
@@ -544,13 +549,13 @@ class ShardedModel:
             return rows.clone()
         from torch.distributed.tensor import DTensor
 
-        divided = cast("Any", parameter)
+        like = cast("Any", parameter)
         return cast(
             "torch.Tensor",
             DTensor.from_local(
-                rows.clone().to(divided.device),
-                divided.device_mesh,
-                divided.placements,
+                rows.clone().to(like.device),
+                like.device_mesh,
+                like.placements,
                 run_check=False,
                 shape=parameter.shape,
                 stride=parameter.stride(),
@@ -558,7 +563,7 @@ class ShardedModel:
         )
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
+def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 

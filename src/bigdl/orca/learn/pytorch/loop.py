@@ -383,7 +383,7 @@ class OptimizerStep:
         if self._sharding is None:
             self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)
         else:
-            slices = self._sharding.divided(parameters)
+            slices = self._sharding.sharded(parameters)
             parameters = self._sharding.replicated(parameters)
             if parameters:
                 self._sync.all_reduce_gradients(parameters, 1.0)
@@ -1018,7 +1018,7 @@ class TorchFit:
         if hasattr(built.model, "connect_workers"):  # a loss that compares rows of all workers
             built.model.connect_workers(sync)
         runner.device = device_of(worker, sync)
-        self._place(context, parts)
+        self._distribute(context, parts)
         self._check(context, built)
         rows = self.rows_class(context, parts.config, built.criterion)
         self._configure(context, parts, forward_pass, rows)
@@ -1040,7 +1040,7 @@ class TorchFit:
         """Build the components, before the worker is connected to the others."""
         return parts.build(training=True, placement=TablePlacement.of(worker), is_early=True)
 
-    def _place(self, context: FitContext, parts: ModelParts) -> None:
+    def _distribute(self, context: FitContext, parts: ModelParts) -> None:
         """Move the model to the device of the worker."""
         move(self.built, self.runner.device)
 

@@ -238,13 +238,13 @@ class BuiltParts:
             load_into(self.model, data)
         else:
             load_into(
-                _Loader(functools.partial(self.reader.load_model, is_partial=is_partial)), data
+                _StateLoader(functools.partial(self.reader.load_model, is_partial=is_partial)), data
             )
 
-    def _optimizer_loader(self) -> Any:
+    def _optimizer_loader(self) -> Loadable:
         if self.reader is None:
-            return self.optimizer
-        return _Loader(functools.partial(self.reader.load_optimizer, self.optimizer))
+            return cast("Loadable", self.optimizer)
+        return _StateLoader(functools.partial(self.reader.load_optimizer, self.optimizer))
 
     def slices(self) -> dict[str, np.ndarray]:
         """Return this rank's rows of divided weights and tables, by the names of their slices."""
@@ -290,7 +290,7 @@ class BuiltParts:
 
 
 @dataclass(frozen=True)
-class _Loader:
+class _StateLoader:
     """Object with the method of modules and optimizers that loads a state."""
 
     load: Callable[[Any], None]

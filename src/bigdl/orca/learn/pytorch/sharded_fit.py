@@ -134,7 +134,7 @@ class ShardedFit(TorchFit):
     def _build(self, worker: Worker, parts: ModelParts) -> BuiltParts:
         return build_on_rank_0(parts, worker)
 
-    def _place(self, context: FitContext, parts: ModelParts) -> None:
+    def _distribute(self, context: FitContext, parts: ModelParts) -> None:
         self._mode = divide_model(self.built, parts, context.sync, self.runner.device)
 
     def _check(self, context: FitContext, built: BuiltParts) -> None:

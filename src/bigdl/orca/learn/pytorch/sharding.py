@@ -125,7 +125,7 @@ def _smallest_room(sync: GradientSync) -> int:
 
 
 def _follow(
-    optimizer: torch.optim.Optimizer, names: dict[int, str], weights: dict[str, Any]
+    optimizer: torch.optim.Optimizer, names: dict[int, str], weights: dict[str, torch.nn.Parameter]
 ) -> None:
     """Let an optimizer of the model instance update the divided weights."""
     if optimizer.state:
@@ -206,7 +206,7 @@ def joining(
     release_gathered(forward_pass.model)
 
 
-def zero_loss(output: Any, loss: Any) -> Any:
+def zero_loss(output: object, loss: torch.Tensor | None) -> torch.Tensor:
     """Return a loss of 0 that gives every weight of the forward pass a gradient of 0.
 
     Parameters
