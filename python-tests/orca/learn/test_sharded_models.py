@@ -1,5 +1,8 @@
 """Models that are divided among the workers: they train as whole ones, and resume on any number."""
 
+import resource
+from pathlib import Path
+
 import faults
 import numpy as np
 import pytest
@@ -275,6 +278,40 @@ def test_models_that_cannot_be_divided_are_named(tmp_path):
 
     with refused("model-unsupported", "sparse=True"):
         train(tmp_path, 2, "full", rows(), model=sparse)
+
+
+class LimitData:
+    """Allow a worker to allocate only some further bytes."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __call__(self):
+        status = Path("/proc/self/status").read_text()
+        limit = int(status.split("VmData:")[1].split()[0]) * 1024 + self.size
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def test_a_fit_that_does_not_fit_says_so_before_the_first_step(tmp_path):
+    def wide(config):
+        return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))  # 34 MB
+
+    x = np.zeros((4, 1024), dtype="float32")
+    options = {"model": wide, "loss": nn.MSELoss(), "initialization_hook": LimitData(80 << 20)}
+    with refused("resource-limit", "optimizer state 33.6 MB", "more workers"):
+        estimator(tmp_path, 2, "full", **options).fit((x, x), batch_size=4)
+
+
+def test_a_model_with_a_built_in_loss_in_the_mode_that_keeps_gathered_weights(tmp_path):
+    class WithLoss(Words):
+        def forward(self, ids, labels=None):
+            logits = super().forward(ids)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    parts = {"model": lambda config: WithLoss(), "loss": None}
+    expected, _ = train(tmp_path / "whole", 2, None, rows(33), **parts)
+    trained, _ = train(tmp_path / "divided", 2, "optimizer", rows(33), **parts)
+    assert_close(weights_of(trained), weights_of(expected))
 
 
 def test_a_callback_does_not_write_a_part_of_the_weights(tmp_path):

@@ -345,8 +345,8 @@ def is_divided_tensor(tensor: object) -> bool:
 
 
 def is_divided(model: object) -> bool:
-    """Return True if the weights of a model are divided among ranks."""
-    return isinstance(model, nn.Module) and any(map(is_divided_tensor, model.parameters()))
+    """Return True if the weights of a model are divided among ranks, also while gathered."""
+    return isinstance(model, nn.Module) and hasattr(model, "set_requires_gradient_sync")
 
 
 def local_rows(tensor: torch.Tensor) -> torch.Tensor:

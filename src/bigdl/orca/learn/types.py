@@ -12,6 +12,20 @@ Criterion: TypeAlias = "Callable[..., torch.Tensor]"
 """Loss function of predictions and targets, such as a module of ``torch.nn``."""
 
 
+class ScheduleRunner(Protocol):
+    """Runner whose progress determines when a scheduler is stepped."""
+
+    main: Any
+
+    @property
+    def epochs(self) -> int:
+        """Number of finished epochs."""
+
+    @property
+    def global_step(self) -> int:
+        """Number of optimizer steps."""
+
+
 class Loadable(Protocol):
     """An object that loads a state dict: a module, an optimizer or a scheduler."""
 

@@ -45,8 +45,7 @@ from bigdl.training.state import dumps, loads
 if TYPE_CHECKING:
     import numpy as np
 
-    from bigdl.orca.learn.pytorch.evaluation import TorchRunner
-    from bigdl.orca.learn.types import Loadable
+    from bigdl.orca.learn.types import Loadable, ScheduleRunner
 
 
 def load_into(part: Loadable, data: bytes, what: str = "weights", whose: str = "model") -> None:
@@ -259,7 +258,7 @@ class BuiltParts:
         elif self.tables is not None:
             self.tables.load(slices)
 
-    def step_scheduler(self, runner: TorchRunner, metrics: dict | None = None) -> None:
+    def step_scheduler(self, runner: ScheduleRunner, metrics: dict | None = None) -> None:
         """Step the scheduler if it is due.
 
         Parameters
