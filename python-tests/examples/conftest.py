@@ -10,4 +10,5 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 ORCA = EXAMPLES / "orca"
 
 sys.path[:0] = [str(ORCA), str(ORCA / "ncf"), str(EXAMPLES / "nano"), str(EXAMPLES / "friesian")]
+sys.path.insert(0, str(EXAMPLES / "llm"))
 sys.path.insert(0, str(EXAMPLES / "applications"))

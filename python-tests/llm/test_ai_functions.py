@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 
+import cloudpickle
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -12,6 +13,9 @@ from refusals import refused
 from text_models import minilm, smollm, tiny_decoder, tiny_encoder
 
 from bigdl.llm import TextModel, classify, embed, prompt, rank, register
+from bigdl.llm.engine import ModelReference
+from bigdl.llm.sent_files import SentFiles
+from bigdl.runtime.local import FileBroadcast
 
 SENTENCES = ["the cat sat", "a dog sat on the mat", "good text", "bad word of the row"]
 
@@ -217,6 +221,35 @@ def test_a_saved_model_is_the_same_model(model, tmp_path):
         model.save(tmp_path / "saved")
     with refused("argument-conflict", "fp32"):
         TextModel(tmp_path / "saved", "int8")
+
+
+def test_machines_without_the_files_get_them(model, tmp_path, monkeypatch):
+    files = SentFiles(model.path, FileBroadcast)
+    expected = model.reference().engine().submit(SENTENCES, {"truncate": True})()
+    gone = ModelReference(str(tmp_path / "gone"), model.facts, threads=1, files=files)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of another machine"))
+    engine = cloudpickle.loads(cloudpickle.dumps(gone)).engine()
+    try:
+        values, errors = engine.submit(SENTENCES, {"truncate": True})()
+    finally:
+        engine.close()
+    assert errors == [None] * len(SENTENCES)
+    assert np.allclose(np.stack(values), np.stack(expected[0]), atol=1e-6)
+    copy = TextModel(tmp_path / "cache of another machine" / "bigdl" / "llm" / model.digest)
+    names = sorted(each.name for each in model.path.rglob("*"))
+    assert sorted(each.name for each in copy.path.rglob("*")) == names
+
+
+def test_files_are_divided_into_parts_and_joined(tmp_path, monkeypatch):
+    monkeypatch.setattr("bigdl.llm.sent_files.PART", 1000)
+    contents = {"a": b"", "b/c": os.urandom(3500), "d": os.urandom(499), "bigdl.json": b"{}"}
+    for name, content in contents.items():
+        path = tmp_path / "model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    copy = SentFiles(tmp_path / "model", FileBroadcast).write("digest")
+    assert {n: (copy / n).read_bytes() for n in contents} == contents
 
 
 def test_a_journal_answers_without_the_model(model, tmp_path, monkeypatch):

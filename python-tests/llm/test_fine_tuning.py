@@ -138,6 +138,8 @@ def test_packed_rows_have_the_loss_and_gradients_of_separate_rows(decoder, words
 @pytest.mark.slow
 def test_a_classifier_is_fine_tuned_and_its_files_have_the_labels(encoder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    encoder = shutil.copytree(encoder, tmp_path / "encoder")
+    (encoder / "modules.json").write_text("[]")  # the file of a sentence encoder
     texts = sentences(96)
     frame = pd.DataFrame({"text": texts, "topic": ["cat" if "cat" in t else "none" for t in texts]})
     estimator = Estimator.from_transformers(

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,7 +38,8 @@ from bigdl.common.platform.network import (
 from bigdl.common.platform.processes import parent_id
 from bigdl.common.private_folders import SharedFolder, private_root
 from bigdl.common.timeouts import ENGINE_IDLE_S, ENGINE_LOOK_S, ENGINE_START_S
-from bigdl.llm.facts import GENERATE
+from bigdl.llm.facts import FACTS, GENERATE
+from bigdl.llm.sent_files import SentFiles
 from bigdl.runtime.messages import encode, opened, receive, send
 
 logger = logging.getLogger("bigdl.llm")
@@ -105,11 +106,21 @@ class ModelReference:
     facts : dict
     threads : int
         Threads of the shared engine, 0 to load the model in this process.
+    files : SentFiles, optional
+        The files, for machines that do not have them.
     """
 
     path: str
     facts: dict[str, Any]
     threads: int = 0
+    files: SentFiles | None = field(default=None, compare=False)
+
+    def on_this_machine(self) -> ModelReference:
+        """Return the reference with a folder that this machine can read."""
+        digest = str(self.facts["digest"])
+        if self.files is None or _has_model(Path(self.path), digest):
+            return self
+        return replace(self, path=str(self.files.write(digest)), files=None)
 
     def engine(self) -> LoadedEngine | SharedEngine:
         """Return the engine, which is created at the first call of this process."""
@@ -117,8 +128,17 @@ class ModelReference:
         with _engines_lock:
             if key not in _engines:
                 make = SharedEngine if self.threads else LoadedEngine
-                _engines[key] = make(self)
+                _engines[key] = make(self.on_this_machine())
             return _engines[key]
+
+
+def _has_model(folder: Path, digest: str) -> bool:
+    """Return True if a folder has the model with this digest."""
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return facts.get("digest") == digest
 
 
 _engines: dict[tuple[int, str, int], Any] = {}

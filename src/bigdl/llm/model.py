@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -10,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from bigdl.common.private_folders import private_cache
 from bigdl.llm.conversion import convert_decoder, convert_encoder, link_gguf, task_of
 from bigdl.llm.engine import ModelReference
 from bigdl.llm.facts import FACTS, GENERATE, TASKS
+from bigdl.llm.sent_files import locked_model
 
 logger = logging.getLogger("bigdl.llm")
 
@@ -195,7 +195,7 @@ def _converted(
     digest = _digest(source, task, precision, texts)
     cache = private_cache("llm")
     target = cache / digest
-    with _conversion_lock(cache / f"{digest}.lock"):
+    with locked_model(cache, digest):
         if (target / FACTS).exists():
             return target
         logger.info("Converting %s to OpenVINO in %s, once, into %s", source, precision, target)
@@ -240,16 +240,3 @@ def _resolved_precision(source: Path, precision: str, task: str) -> str:
             argument="precision",
         )
     return precision
-
-
-@contextlib.contextmanager
-def _conversion_lock(path: Path) -> Iterator[None]:
-    """Context manager that lets one process convert a model at a time."""
-    from bigdl.common.platform.files import lock
-
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        lock(descriptor, wait=True)
-        yield
-    finally:
-        os.close(descriptor)

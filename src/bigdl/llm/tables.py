@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError, type_name
 from bigdl.llm.engine import ModelReference
+from bigdl.llm.sent_files import Broadcaster, sent_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,15 +81,13 @@ or ray.data.Dataset
     if "pyspark" in modules and hasattr(source, "sparkSession"):
         return cast("T", _apply_to_spark(source, function))
     if hasattr(source, "transform_shard"):
-        from bigdl.orca.cluster.connect import active_spark
-
         in_ray = type(source).__module__.endswith(".ray")
-        threads = _ray_cores() if in_ray else active_spark().cores_per_node
-        return source.transform_shard(_ShardFunction(shared(function, threads)))
+        function = _shared_on_ray(function) if in_ray else _shared_on_spark(function)
+        return source.transform_shard(_ShardFunction(function))
     if "ray" in modules and hasattr(source, "map_batches"):
         _check_names(source.columns(), function)
         return source.map_batches(
-            _ShardFunction(shared(function, _ray_cores())),
+            _ShardFunction(_shared_on_ray(function)),
             batch_format="pyarrow",
             batch_size=function.window,
         )
@@ -99,19 +99,39 @@ or ray.data.Dataset
     )
 
 
-def shared(function: ColumnFunction, threads: int) -> ColumnFunction:
+def _shared_on_spark(function: ColumnFunction) -> ColumnFunction:
     """Return the function with a model in one engine for all tasks of an executor."""
-    function = copy.copy(function)
-    function.model = dataclasses.replace(function.model, threads=threads)
-    return function
+    from bigdl.orca.cluster.connect import active_spark
+
+    cluster = active_spark()
+    broadcaster = None if cluster.sees_files else cluster.broadcaster
+    return _shared(function, cluster.cores_per_node, broadcaster)
 
 
-def _ray_cores() -> int:
-    """Return the number of cores of the smallest node of Ray."""
+def _shared_on_ray(function: ColumnFunction) -> ColumnFunction:
+    """Return the function with a model in one engine for all tasks of a node."""
     import ray
 
-    nodes = (node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
-    return int(min((count for count in nodes if count >= 1), default=1))
+    from bigdl.orca.cluster.ray import RayCluster
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    counts = (node["Resources"].get("CPU", 0) for node in nodes)
+    threads = int(min((count for count in counts if count >= 1), default=1))
+    several = len({node["NodeManagerHostname"] for node in nodes}) > 1
+    broadcaster = RayCluster.from_active().broadcaster if several else None
+    return _shared(function, threads, broadcaster)
+
+
+def _shared(
+    function: ColumnFunction, threads: int, broadcaster: Broadcaster | None
+) -> ColumnFunction:
+    """Return the function with a shared engine, and send its model to machines without it."""
+    function = copy.copy(function)
+    model, files = function.model, None
+    if broadcaster is not None:
+        files = sent_files(Path(model.path), str(model.facts["digest"]), broadcaster)
+    function.model = dataclasses.replace(model, threads=threads, files=files)
+    return function
 
 
 class _ShardFunction:
@@ -208,12 +228,11 @@ def arrow_values(column: pa.Array | pa.ChunkedArray) -> list:
 
 
 def _apply_to_spark(frame: DataFrame, function: ColumnFunction) -> DataFrame:
-    from bigdl.orca.cluster.connect import active_spark
     from bigdl.orca.inference import map_batches
 
     names = list(frame.columns)
     _check_names(names, function)
-    function = shared(function, active_spark().cores_per_node)
+    function = _shared_on_spark(function)
     kept, columns = list(names), {}
     types = {field.name: field.dataType.typeName() for field in frame.schema.fields}
     for index, name in enumerate(function.inputs):
@@ -252,10 +271,9 @@ def sql_function(function: ColumnFunction) -> Callable[..., Column]:
 
     The names of the struct's fields are those of the added columns after the last underscore.
     """
-    from bigdl.orca.cluster.connect import active_spark
     from bigdl.orca.cluster.versions import arrow_udf
 
-    function = shared(function, active_spark().cores_per_node)
+    function = _shared_on_spark(function)
     fields = {name.rpartition("_")[2]: name for name in function.outputs}
 
     def call(arguments: pa.Array | tuple[pa.Array, ...]) -> Pending:

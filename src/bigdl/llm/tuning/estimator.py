@@ -376,16 +376,17 @@ or str
             target.mkdir(parents=True, exist_ok=True)
             model.save_pretrained(path)
             self._tokenizer.save_pretrained(path)
-            self._copy_extras(target, is_whole=is_whole)
+            if is_whole and self.task == EMBEDDING:
+                self._copy_extras(target)
             if self.task == CLASSIFICATION and not is_whole:
                 labels = json.dumps(_classes_of(model.config), ensure_ascii=False)
                 (target / _LABELS).write_text(labels, encoding="utf-8")
         return path
 
-    def _copy_extras(self, target: Path, *, is_whole: bool) -> None:
+    def _copy_extras(self, target: Path) -> None:
         """Copy the files of a sentence-transformers folder that are not the model's."""
         source = Path(self._source.folder)
-        if not is_whole or not (source / "modules.json").exists():
+        if not (source / "modules.json").exists():
             return
         for each in source.iterdir():
             name = each.name

@@ -135,6 +135,11 @@ class ConnectCluster(SparkCluster):
         return self._facts.broadcaster
 
     @property
+    def sees_files(self) -> bool:
+        """True if the executors of the first inspection could read a file of this machine."""
+        return bool(self._inspect_executors()["sees_files"])
+
+    @property
     def driver_host(self) -> str:
         """Address of this process on the route to the server."""
         if self.host in _LOOPBACK:
@@ -220,7 +225,7 @@ class ConnectCluster(SparkCluster):
 
         Modules that a program imports later are sent at the next call.
         """
-        if not self._inspect_executors()["sees_files"]:
+        if not self.sees_files:
             self._send_modules(zip_modules)
 
     def _send_modules(self, write: Callable[[Path], bool]) -> None:

@@ -169,6 +169,11 @@ class SparkCluster:
         return is_local(self.master)
 
     @property
+    def sees_files(self) -> bool:
+        """True if tasks certainly run on this machine and can read its files."""
+        return self.is_local or simulated_cluster(self.master) is not None
+
+    @property
     def is_kubernetes(self) -> bool:
         """True if executors are Kubernetes pods."""
         return self.master.startswith("k8s://")
