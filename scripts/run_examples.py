@@ -11,8 +11,8 @@ warning.
 """
 
 import argparse
-import os
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -78,9 +78,7 @@ def main() -> int:
         name = str(program.relative_to(EXAMPLES))
         arguments = command(program, options.data_dir)
         if arguments is None:
-            print(
-                f"{name:44} skipped: needs --data-dir, or the packages of small models", flush=True
-            )
+            print(f"{name:44} skipped: needs --data-dir, or small models", flush=True)
             continue
         # a notebook finds files in its folder, as in Jupyter
         path = os.pathsep.join([str(program.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
