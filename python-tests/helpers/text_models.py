@@ -10,7 +10,7 @@ _TEXT = "the a cat dog sat on mat good bad text number word row of and long shor
 WORDS = _TEXT.split()
 
 
-def tiny_tokenizer(folder: Path, **tokens: str):
+def tiny_tokenizer(folder: Path, longest: int = 32):
     """Write a tokenizer whose words are WORDS, digits and letters."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -33,7 +33,7 @@ def tiny_tokenizer(folder: Path, **tokens: str):
         unk_token="[UNK]",
         cls_token="[CLS]",
         sep_token="[SEP]",
-        model_max_length=32,
+        model_max_length=longest,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )
     fast.save_pretrained(folder)
@@ -81,14 +81,14 @@ def smollm() -> Path:
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
-def tiny_decoder(folder: Path) -> Path:
+def tiny_decoder(folder: Path, positions: int = 64) -> Path:
     """Write a decoder with random weights."""
     import torch
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(11)
-    tokenizer = tiny_tokenizer(folder)
+    tokenizer = tiny_tokenizer(folder, positions)
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -96,7 +96,7 @@ def tiny_decoder(folder: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=64,
+        max_position_embeddings=positions,
         initializer_range=0.4,
         bos_token_id=2,
         eos_token_id=3,

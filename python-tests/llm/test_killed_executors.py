@@ -64,7 +64,7 @@ def test_ten_kills_lose_and_double_no_row(local_cluster, tmp_path, monkeypatch):
     killer.start()
     try:
         result = prompt(
-            data, "{text}", model=model, max_new_tokens=4, journal=str(tmp_path / "journal")
+            data, "{text}", model=model, max_new_tokens=12, journal=str(tmp_path / "journal")
         ).toPandas()
     finally:
         killer.finished.set()
@@ -75,7 +75,7 @@ def test_ten_kills_lose_and_double_no_row(local_cluster, tmp_path, monkeypatch):
     named = result["answer_error"].notna()
     assert set(result["id"][named]) == {n for n in poisoned if n % 2}
     sample = result[result["answer"].notna()].sample(200, random_state=0)
-    again = prompt(sample[["id", "text"]], "{text}", model=model, max_new_tokens=4)
+    again = prompt(sample[["id", "text"]], "{text}", model=model, max_new_tokens=12)
     assert again["answer"].tolist() == sample["answer"].tolist()
     answers = sum(path.stat().st_size // 16 for path in (tmp_path / "journal").glob("*.keys"))
     assert ROWS - POISONED <= answers < 1.1 * ROWS  # only unfinished rows were repeated

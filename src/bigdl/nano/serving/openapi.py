@@ -103,6 +103,87 @@ _SCHEMAS = {
         shadow={"type": "string"},
     ),
 }
+_COUNT = {"type": "integer", "minimum": 1}
+_TEXT_OR_TEXTS = {"oneOf": [_TEXT, _TEXTS]}
+_GENERATION = {
+    "model": _TEXT,
+    "max_tokens": _COUNT,
+    "n": {**_COUNT, "maximum": 16, "default": 1},
+    "temperature": {"type": "number", "minimum": 0, "maximum": 2, "default": 1},
+    "top_p": {"type": "number", "minimum": 0, "maximum": 1, "default": 1},
+    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "seed": {"type": "integer"},
+    "stop": _TEXT_OR_TEXTS,
+    "stream": {"type": "boolean", "default": False},
+    "stream_options": _object(include_usage={"type": "boolean"}),
+    "response_format": _object(["type"], type=_TEXT, json_schema={"type": "object"}),
+}
+_USAGE = _object(
+    prompt_tokens={"type": "integer"},
+    completion_tokens={"type": "integer"},
+    total_tokens={"type": "integer"},
+)
+_CHOICES = {"type": "array", "items": {"type": "object"}}
+_GENERATED = _object(
+    ["id", "object", "model", "choices"],
+    id=_TEXT,
+    object=_TEXT,
+    created={"type": "integer"},
+    model=_TEXT,
+    choices=_CHOICES,
+    usage=_USAGE,
+)
+_OPENAI_SCHEMAS = {
+    "OpenAIError": _object(
+        ["error"], error=_object(["message", "type"], message=_TEXT, type=_TEXT)
+    ),
+    "OpenAIModel": _object(["id", "object"], id=_TEXT, object=_TEXT, created={"type": "integer"}),
+    "OpenAIModels": _object(["data"], object=_TEXT, data=_list_of("OpenAIModel")),
+    "ChatRequest": _object(
+        ["model", "messages"],
+        **_GENERATION,
+        messages={
+            "type": "array",
+            "minItems": 1,
+            "items": _object(
+                ["role", "content"],
+                role={"type": "string", "enum": ["system", "developer", "user", "assistant"]},
+                content={"oneOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]},
+            ),
+        },
+        max_completion_tokens=_COUNT,
+        logprobs={"type": "boolean", "default": False},
+    ),
+    "CompletionRequest": _object(
+        ["model", "prompt"],
+        **_GENERATION,
+        prompt=_TEXT,
+        logprobs={"type": "integer", "minimum": 0, "maximum": 1},
+    ),
+    "Generated": _GENERATED,
+    "EmbeddingsRequest": _object(
+        ["model", "input"],
+        model=_TEXT,
+        input=_TEXT_OR_TEXTS,
+        encoding_format={"type": "string", "enum": ["float", "base64"], "default": "float"},
+        dimensions=_COUNT,
+    ),
+    "Embeddings": _object(["data"], object=_TEXT, data=_CHOICES, model=_TEXT, usage=_USAGE),
+    "RerankRequest": _object(
+        ["model", "query", "documents"],
+        model=_TEXT,
+        query=_TEXT,
+        documents={
+            "type": "array",
+            "minItems": 1,
+            "items": {"oneOf": [_TEXT, _object(["text"], text=_TEXT)]},
+        },
+        top_n=_COUNT,
+        return_documents={"type": "boolean", "default": False},
+    ),
+    "Ranks": _object(["results"], id=_TEXT, model=_TEXT, results=_CHOICES, usage=_USAGE),
+}
 _MEANINGS = {
     400: "The request is invalid; the error text says why.",
     401: "The token is missing or wrong.",
@@ -148,6 +229,8 @@ def _operation(
         if answers_list:
             schema = _list_of(answer)
         ok["content"] = {media: {"schema": schema}}
+        if answer == "Generated":
+            ok["content"]["text/event-stream"] = {"schema": _TEXT}
         if answer == "InferResponse":
             binary = {"schema": {"type": "string", "format": "binary"}}
             ok["content"]["application/octet-stream"] = binary
@@ -156,7 +239,8 @@ def _operation(
     for status in sorted({*errors, *(() if health else (401, 403))}):
         responses[str(status)] = {"description": _MEANINGS[status]}
         if path != "/v2/health/ready":
-            content = {"application/json": {"schema": _reference("Error")}}
+            error = "OpenAIError" if path.startswith("/v1/") else "Error"
+            content = {"application/json": {"schema": _reference(error)}}
             responses[str(status)]["content"] = content
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if parameters:
@@ -171,6 +255,12 @@ def _operation(
     return operation
 
 
+_OPENAI_REQUESTS = (
+    ("/v1/chat/completions", "Answer a chat.", "ChatRequest", "Generated"),
+    ("/v1/completions", "Continue a text.", "CompletionRequest", "Generated"),
+    ("/v1/embeddings", "Embed texts.", "EmbeddingsRequest", "Embeddings"),
+    ("/v1/rerank", "Order documents by their relevance for a query.", "RerankRequest", "Ranks"),
+)
 _MODEL = "/v2/models/{model}"
 _VERSION = f"{_MODEL}/versions/{{version}}"
 _REPOSITORY = "/v2/repository/models/{model}"
@@ -214,6 +304,10 @@ def openapi(models: tuple[str, ...] = ()) -> dict[str, Any]:
         optional=True,
         errors=changes,
     )
+    add("get", "/v1/models", "The text models.", "OpenAIModels")
+    add("get", "/v1/models/{model}", "A text model.", "OpenAIModel", errors=(400, 404))
+    for path, summary, asked, answer in _OPENAI_REQUESTS:
+        add("post", path, summary, answer, request=asked, errors=wrong)
     add("get", "/metrics", "Metrics in the Prometheus format.", "Metrics", media="text/plain")
     add("get", "/openapi.json", "This description.", "Description")
     paths: dict[str, Any] = {}
@@ -227,12 +321,13 @@ def openapi(models: tuple[str, ...] = ()) -> dict[str, Any]:
         "info": {
             "title": "BigDL model server",
             "version": "2",
-            "description": "The Open Inference Protocol. Instead of data in JSON, binary tensors "
+            "description": "The Open Inference Protocol, and the OpenAI protocol for text models "
+            "(paths that begin with /v1). Instead of data in JSON, binary tensors "
             "may follow the JSON, whose length is in the header Inference-Header-Content-Length.",
         },
         "paths": paths,
         "components": {
-            "schemas": {**_SCHEMAS, "Description": {"type": "object"}},
+            "schemas": {**_SCHEMAS, **_OPENAI_SCHEMAS, "Description": {"type": "object"}},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
