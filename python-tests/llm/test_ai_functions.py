@@ -226,7 +226,7 @@ def test_a_saved_model_is_the_same_model(model, tmp_path):
 def test_machines_without_the_files_get_them(model, tmp_path, monkeypatch):
     files = SentFiles(model.path, FileBroadcast)
     expected = model.reference().engine().submit(SENTENCES, {"truncate": True})()
-    gone = ModelReference(str(tmp_path / "gone"), model.facts, threads=1, files=files)
+    gone = ModelReference(str(tmp_path / "gone"), model.facts, threads=3, files=files)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of another machine"))
     engine = cloudpickle.loads(cloudpickle.dumps(gone)).engine()
     try:
