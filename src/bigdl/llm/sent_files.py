@@ -10,7 +10,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from bigdl.common.platform.files import lock
 from bigdl.common.private_folders import private_cache
@@ -21,11 +21,17 @@ logger = logging.getLogger("bigdl.llm")
 PART = 64 << 20  # bytes that the driver or a task holds in memory at once
 
 
+class Broadcast(Protocol):
+    """Bytes that every task can read."""
+
+    @property
+    def value(self) -> bytes: ...
+
+
 class Broadcaster(Protocol):
     """Object that sends bytes to all tasks, such as a SparkContext."""
 
-    def broadcast(self, data: bytes) -> Any:
-        """Send bytes; return an object with the attribute ``value``."""
+    def broadcast(self, data: bytes) -> Broadcast: ...
 
 
 class SentFiles:
@@ -40,7 +46,7 @@ class SentFiles:
 
     def __init__(self, folder: Path, broadcaster: Broadcaster):
         self._contents: list[list[tuple[str, int]]] = []  # names and sizes in each part
-        self._parts = []
+        self._parts: list[Broadcast] = []
         for contents, data in _parts(folder):
             self._contents.append(contents)
             self._parts.append(broadcaster.broadcast(data))
@@ -89,7 +95,7 @@ def _parts(folder: Path) -> Iterator[tuple[list[tuple[str, int]], bytes]]:
         yield contents, bytes(data)
 
 
-_sent: weakref.WeakKeyDictionary[Any, dict[str, SentFiles]] = weakref.WeakKeyDictionary()
+_sent: weakref.WeakKeyDictionary[Broadcaster, dict[str, SentFiles]] = weakref.WeakKeyDictionary()
 
 
 def sent_files(folder: Path, digest: str, broadcaster: Broadcaster) -> SentFiles:
