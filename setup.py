@@ -189,6 +189,7 @@ setup(
             "bigdl-prepare=bigdl.orca.cluster.class_archive:main",
             "bigdl-submit=bigdl.orca.cluster.submit_main:main",
             "bigdl-nano-run=bigdl.nano.cli.run:main",
+            "bigdl-nano-cache=bigdl.nano.cli.cache:main",
             "bigdl-friesian-serve=bigdl.friesian.serving.program:main",
             "bigdl-friesian-train=bigdl.friesian.stream_training:main",
             "bigdl-serve=bigdl.nano.serving.main:main",

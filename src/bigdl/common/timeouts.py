@@ -154,6 +154,8 @@ OLD_ARCHIVE_S = 24 * 3600.0  # archives of changed environments are removed at t
 UNUSED_CLASSES_S = 30 * 24 * 3600.0  # unused archives of classes are removed at this age
 UNFINISHED_ARCHIVE_S = 24 * 3600.0  # an archive that is not there by then is started again
 OLD_CHOICE_S = 90 * 24 * 3600.0  # measurements of a machine are removed at this age
+OLD_NETWORK_S = 90 * 24 * 3600.0  # cached networks that were not used for this time are removed
+UNFINISHED_NETWORK_S = 24 * 3600.0  # a network that is not written by then was left by a crash
 
 ORDERS: tuple[tuple[float, ...], ...] = (
     # The driver polls several times between two heartbeats.

@@ -24,6 +24,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, as_usage_error, user_stacklevel
 from bigdl.nano.acceleration.method import BuildOptions, Method, Probe
+from bigdl.nano.acceleration.network_cache import remove_entry
 from bigdl.nano.acceleration.precision import BF16, FP16, FP32, Precision
 from bigdl.nano.acceleration.structure import Structure, as_array, flatten
 
@@ -94,12 +95,15 @@ def build_and_check(
     first: UsageError | None = None
     while True:
         source.exporter = source.conversion_warning = None
+        source.cache_key = None
         try:
             built = method.build(source, options)
             if strict:
                 computed = _as_computed(method, options)
                 check_agreement(source, built, computed, probes, scored=scored)
         except (DisagreementError, UnusableNetworkError) as error:
+            if _forget_cached(source):
+                continue
             first = first or error
             if source.exporter is None or source.exporter in options.rejected_exporters:
                 raise first from None
@@ -117,6 +121,16 @@ def build_and_check(
             if strict and network is not None and hasattr(network, "forbid_negative"):
                 network.forbid_negative(source.refused_negatives())
             return built
+
+
+def _forget_cached(source: Any) -> bool:
+    """Remove the network of the last build from the cache on disk; return True if it was there."""
+    key = getattr(source, "cache_key", None)
+    if key is None:
+        return False
+    remove_entry(key)
+    source.cache_key = None
+    return True
 
 
 def _as_computed(method: Method, options: BuildOptions) -> Method:

@@ -220,6 +220,19 @@ def save_result(key: str, choice: AutotuneResult) -> None:
         _shrink(directory)
 
 
+def count_results() -> int:
+    """Return the number of cached results."""
+    return len(list(cache_directory("choices").glob("*.json")))
+
+
+def clear_results() -> int:
+    """Remove all cached results and return their number."""
+    files = list(cache_directory("choices").glob("*.json"))
+    for file in files:
+        file.unlink(missing_ok=True)
+    return len(files)
+
+
 def _is_private(directory: Path) -> bool:
     """Return True if the current user owns a directory and nobody else can write to it."""
     status = directory.stat()

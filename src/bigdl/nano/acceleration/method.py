@@ -161,11 +161,14 @@ class ModelSource(Protocol):
         The exporter used last, e.g. ``"trace"``; None if the framework has only one.
     conversion_warning : str or None
         Warning about the last conversion, shown if the model is accepted.
+    cache_key : str or None
+        Key of the last conversion in the cache on disk; None if it was converted here.
     """
 
     model: Any
     exporter: str | None
     conversion_warning: str | None
+    cache_key: str | None
 
     @property
     def outputs(self) -> Structure:

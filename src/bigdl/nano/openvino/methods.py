@@ -18,6 +18,8 @@ from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.agreement import UnusableNetworkError, check_agreement
 from bigdl.nano.acceleration.method import BuildOptions, Method, ModelSource
 from bigdl.nano.acceleration.precision import BF16, FP16, FP32, INT4, INT8, Precision, WeightOptions
+from bigdl.nano.acceleration.search.results import fingerprint
+from bigdl.nano.openvino.cached import load_network, quantized_key, store_network
 from bigdl.nano.openvino.network import (
     CompiledNetwork,
     ShapedNetwork,
@@ -335,9 +337,15 @@ class QuantizedOpenVINOMethod(OpenVINOMethod):
         network = self.converted(source, options)
         batches = source.calibration_arrays(options) if calibrates else [source.sample_arrays()]
         quantizer = Quantizer(network, list(batches), self.precision, weights)
+        facts = (quantized_key(network, quantizer.batches), self.precision.name, weights)
 
         def build(excluded: tuple[str, ...]) -> Any:
-            return self.model_of(quantizer.quantized(excluded), source, options)
+            key = None if facts[0] is None else fingerprint(*facts, excluded)
+            quantized = load_network(key)
+            if quantized is None:
+                about = {"model": type(source.model).__name__, "network": self.precision.name}
+                quantized = store_network(key, quantizer.quantized(excluded), about)
+            return self.model_of(quantized, source, options)
 
         return keep_accuracy(build, lambda: quantizer.ranking, options.goal, source.model)
 

@@ -23,9 +23,11 @@ import bigdl.nano.pytorch.inference.methods  # noqa: F401 - registers the method
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.nano.acceleration import autotune
 from bigdl.nano.acceleration.method import BuildOptions, find_method
+from bigdl.nano.acceleration.network_cache import find_entry
 from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, Observation, chains_of
 from bigdl.nano.pytorch.frozen.segment import FrozenSegment, distance, is_replaced
+from bigdl.nano.pytorch.inference.network_models import conversion_key
 from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.steps import bf16_instructions
@@ -37,7 +39,10 @@ _CHANCE = 1.25  # tolerance of a row's largest bf16 distance: rounding differs b
 _LEAST_SECONDS = 0.004  # per step; below this, checks and copies cost the whole gain
 _SHARE_SAVED = 0.3  # expected share of the modules' time, a careful estimate
 _OBSERVED = 2  # number of the step that is observed
+_FEW_STEPS = 64  # steps of a fit below which the first step is observed, though it is slow
+_SHORT = 30  # remaining time, relative to the build's, below which training waits for the build
 _MARGIN = 1.5  # safety factor of the build time
+_CACHED_SHARE = 0.25  # cost of a build from a cached network, relative to a conversion
 _STEPS_SEEN = 2  # steps in which the modules must not change
 _STEPS_PLAIN = 3  # consecutive steps without the segment after which it is removed
 _ROUNDS = 4  # attempts to observe and build
@@ -155,6 +160,7 @@ class AutomaticPrefix:
         self._notes: list[str] = []
         self._builds: list[_SegmentBuild] = []
         self._on = self._done = self._converted = False
+        self._observed = _OBSERVED
         self._thread: threading.Thread | None = None
         self._done = wanted is False or getattr(model, "_compiler_ctx", None) is not None
 
@@ -170,11 +176,13 @@ class AutomaticPrefix:
             yield
             return
         self._steps += 1
+        if self._steps == 1 and (self._steps_left() or _FEW_STEPS) < _FEW_STEPS:
+            self._observed = 1
         if self._on:
             with self._attached():
                 yield
             self._run_safely(self._check)
-        elif self._steps == _OBSERVED:  # the first step is slow and may be repeated
+        elif self._steps == self._observed:  # the first step is slow and may be repeated
             observation = Observation(self._model)
             with observation.recording():
                 yield
@@ -236,7 +244,7 @@ class AutomaticPrefix:
                 self._consider(chain, seconds)
         if not self._builds:
             self._stop()
-        elif self._wanted:
+        elif self._waits:
             self._advance()
 
     def _consider(self, chain: Chain, seconds: float) -> None:
@@ -261,7 +269,7 @@ class AutomaticPrefix:
             if not self._thread.is_alive():
                 self._on_work_done()
             return
-        if self._seen < _STEPS_SEEN and not self._wanted:
+        if self._seen < _STEPS_SEEN and not self._waits:
             return
         for build in list(self._builds):
             changed = build.segment.state.why_changed()
@@ -277,8 +285,21 @@ class AutomaticPrefix:
             return
         self._start(lambda build: build.prepare(self._bf16))
 
+    @property
+    def _waits(self) -> bool:
+        """True if training waits for the builds.
+
+        Steps during a build are slow, and slow it down. In a short fit waiting costs less.
+        """
+        left = self._steps_left()
+        if self._wanted or left is None:
+            return bool(self._wanted)
+        return all(
+            each.is_cached or left * each.seconds < _SHORT * each.cost for each in self._builds
+        )
+
     def _start(self, work: Callable[[_SegmentBuild], None]) -> None:
-        """Run `work` on all segment builds in a thread; wait for the thread if `_wanted` is set."""
+        """Run `work` on all builds in a thread, and wait for it if training waits."""
 
         def run() -> None:
             for build in self._builds:
@@ -286,7 +307,7 @@ class AutomaticPrefix:
 
         self._thread = threading.Thread(target=run, name="bigdl-frozen", daemon=True)
         self._thread.start()
-        if self._wanted:
+        if self._waits:
             self._thread.join()
             self._on_work_done()
 
@@ -345,7 +366,7 @@ class AutomaticPrefix:
         self._on = bool(self.segments)
         self._done = not self._on and not again
         if not self._on and again:
-            self._steps, self._seen = _OBSERVED - 1, 0  # observe the next step
+            self._steps, self._seen = self._observed - 1, 0  # observe the next step
 
     @property
     def report(self) -> str:
@@ -457,8 +478,21 @@ class _SegmentBuild:
         self._accuracy: Any = None
         self._source: Any = None
         self._network: Any = None
-        weights = sum(parameter.numel() for parameter in module.parameters())
-        self.cost = 1.0 + weights / 2.5e7  # approximate seconds
+        self._weights = sum(parameter.numel() for parameter in module.parameters())
+        self._key: str | None = None
+
+    @functools.cached_property
+    def is_cached(self) -> bool:
+        """True if an earlier fit has converted the same modules and measured the methods."""
+        source = TorchSource(self._module, (self.segment.sample,))
+        self._key = conversion_key(source)
+        return find_entry(self._key) is not None
+
+    @property
+    def cost(self) -> float:
+        """Approximate seconds of the build."""
+        share = _CACHED_SHARE if self.is_cached else 1.0
+        return share * (1.0 + self._weights / 2.5e7)
 
     def prepare(self, bf16: bool) -> None:
         """Compute the reference results and import the runtime; may run in any thread."""
@@ -525,8 +559,11 @@ class _SegmentBuild:
         plain = list(runs)[-1]  # fp32, if it is accurate
         if len(runs) == 1:
             return plain
+        key = autotune.cache_key("frozen layers", self._key, self._options.thread_num)
         with torch.no_grad():
-            return autotune.choose(autotune.benchmark(calls), plain).name
+            if self._key is None:
+                return autotune.choose(autotune.benchmark(calls), plain).name
+            return autotune.load_or_measure(key, plain, calls).name
 
 
 class _ContiguousCall:

@@ -23,16 +23,20 @@ from typing import Any, Self, cast
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from bigdl.common.errors import LazyModule, UsageError, as_usage_error, first_line, require
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.program_state import preserve_program_state
 from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork, find_method
+from bigdl.nano.acceleration.network_cache import largest_size, surroundings
 from bigdl.nano.acceleration.onnx_quantization import save
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.precision import FP16
 from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.acceleration.search.results import fingerprint
 from bigdl.nano.attribute_patch import AttributePatch
+from bigdl.nano.openvino.cached import load_network, store_network
 from bigdl.nano.openvino.methods import preprocessed
 from bigdl.nano.openvino.model import OpenVINOFacade, plain, saved_properties
 from bigdl.nano.openvino.network import core
@@ -277,15 +281,20 @@ def to_openvino(source: TorchSource, options: BuildOptions):
 def _converted(source: TorchSource, options: BuildOptions):
     """Convert a source's model with the first exporter that works and was not rejected."""
     name, refused = type(source.model).__name__, options.rejected_exporters
-    traced, lost, why = None, None, ""
+    traced, lost, why, key = None, None, "", None
     if "trace" not in refused:
+        key = conversion_key(source)
+        network = load_network(key)
+        if network is not None:
+            source.exporter, source.cache_key = "trace", key
+            return network
         try:
             traced, lost = _traced(source)
         except Exception as error:  # tracers, exporters and frontends may raise anything
             why = _key_line(error)
     if traced is not None and lost is None:
         source.exporter = "trace"
-        return traced
+        return store_network(key, traced, {"model": name, "network": "converted"})
     others = {"torch.export": _exported, "script": _scripted}
     if traced is None:
         others["onnx"] = _from_onnx
@@ -307,6 +316,21 @@ def _converted(source: TorchSource, options: BuildOptions):
         "takes the sample's branch"
     )
     return traced
+
+
+def conversion_key(source: TorchSource) -> str | None:
+    """Return the key of a source's traced network in the cache on disk; None if it is not cached.
+
+    A trace that has read no values of its input only depends on the shapes of the sample.
+    """
+    if not largest_size():
+        return None
+    sample = tree_map_only(torch.Tensor, _shape_of, source.arguments)
+    return fingerprint("traced", source.model, sample, surroundings())
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple:
+    return str(tensor.dtype), tuple(tensor.shape), tensor.is_contiguous()
 
 
 def _traced(source: TorchSource):

@@ -399,6 +399,8 @@ class TorchSource:
         The exporter used last; exporters set it.
     conversion_warning : str or None
         Warning about what the last conversion may have lost; exporters set it.
+    cache_key : str or None
+        Key of the last conversion in the cache on disk; None if it was converted here.
 
     Raises
     ------
@@ -424,6 +426,7 @@ class TorchSource:
         self._example_kwargs = dict(example_kwargs or {})
         self.exporter: str | None = None
         self.conversion_warning: str | None = None
+        self.cache_key: str | None = None
         self._calls = 0
         self._probes: dict[str, list[Probe]] = {}
         self._effects: tuple[set[str], bool] = (set(), False)  # of the last call

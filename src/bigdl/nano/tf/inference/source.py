@@ -345,6 +345,7 @@ class KerasSource:
         self.model = model
         self.data = (x, y)
         self.exporter: str | None = None
+        self.cache_key: str | None = None
         self.conversion_warning: str | None = None
         self._probes: list[Probe] | None = None
         self._input_spec = input_spec
