@@ -121,8 +121,8 @@ def test_a_branch_on_values_is_not_kept():
         def forward(self, x):
             return super().forward(x if x.sum() > 0 else -x)
 
-    model = Branching()
-    torch.testing.assert_close(traced(model)(X), model(X))
+    with refused("accuracy", "Branching"):
+        traced(Branching())
     assert not list_entries()
 
 
