@@ -1,7 +1,8 @@
 """Training with Nano compared with plain Lightning: from JPEG files to updated weights.
 
     python benchmarks/nano_training.py --data-dir DIR
-        [--only pipeline scratch transfer import head tabular] [--images 128] [--batch 64]
+        [--only pipeline scratch transfer import head tabular resnet18 mlp transformer
+                short12 short24] [--images 128] [--batch 64]
         [--repeats 5] [--cores 1] [--clock cpu] [--json results.json] [--quick]
 
 The data are a folder with ``train/cat/*.jpg`` and ``train/dog/*.jpg`` (or the classes directly);
@@ -24,6 +25,13 @@ al. (BigDL 2.0, CVPR 2022): resize to 256, no jitter, random crop of 224, random
 ``head``             the head of a frozen encoder of texts (4 layers of width 256, 64 tokens) is
                      trained, with only the import changed
 ``tabular``          a small network on 32 columns, with only the import changed
+``resnet18``, ``mlp``, ``transformer``
+                     all weights are trained on random tensors in memory, with only the import
+                     changed, and in a loop written by hand in each precision and memory format.
+                     ``nano first`` finds an empty cache in each repeat, so it measures
+``short12``, ``short24``
+                     as ``import``, in fits of 12 and of 24 steps; ``nano first`` converts in each
+                     repeat, ``nano`` is run again and finds the cache
 ===================  ============================================================================
 
 Plain sides run in two processes, one with glibc's allocator as it is and one that keeps freed
@@ -73,6 +81,19 @@ SIDES = {
     "import": ("plain", "nano", "nano without frozen prefix"),
     "head": ("plain", "nano"),
     "tabular": ("plain", "nano"),
+    **dict.fromkeys(
+        ("resnet18", "mlp", "transformer"),
+        (
+            "plain",
+            "nano first",
+            "nano",
+            "hand fp32",
+            "hand fp32 channels_last",
+            "hand bf16",
+            "hand bf16 channels_last",
+        ),
+    ),
+    **dict.fromkeys(("short12", "short24"), ("plain", "nano first", "nano")),
 }
 # Of a scenario and a side, the ratio to the plain program that is aimed at.
 GATES = {
@@ -83,7 +104,11 @@ GATES = {
     ("import", "nano"): 5.0,
     ("head", "nano"): 1.0,
     ("tabular", "nano"): 1.0,
+    **{(name, "nano first"): 1.0 for name in ("resnet18", "mlp", "transformer")},
+    ("short12", "nano"): 2.0,
+    ("short24", "nano"): 2.0,
 }
+STEPS = {"resnet18": 48, "mlp": 600, "transformer": 120, "short12": 12, "short24": 24}
 # Of a scenario, how many times as many images, rows or texts as --images.
 SHARES = {"scratch": 1, "import": 8, "head": 8, "tabular": 200}
 CALIBRATION_ROWS = 32
@@ -379,6 +404,53 @@ def tabular_side(case, name):
     return fit_of(trainer_class(nano), model, loader_of(data, case["batch"])), {"model": model}
 
 
+def memory_program(name):
+    """Return a network and a batch of its input."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    if name == "resnet18":
+        from bigdl.nano.pytorch.vision.models import resnet18
+
+        return nn.Sequential(resnet18(), nn.Linear(512, 10)), torch.randn(32, 3, 128, 128)
+    if name == "mlp":
+        layers = [nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(512, 10)), torch.randn(256, 64)
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+    layers = [nn.Embedding(5000, 256), nn.TransformerEncoder(layer, 2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(64 * 256, 10)), torch.randint(0, 5000, (32, 64))
+
+
+def memory_side(case, name):
+    import torch
+
+    net, x = memory_program(case["scenario"])
+    y = torch.arange(len(x)) % 10
+    data = torch.utils.data.StackDataset(x, y)
+    steps = STEPS[case["scenario"]]
+    loader = loader_of(torch.utils.data.ConcatDataset([data] * steps), len(x))
+    if not name.startswith("hand"):
+        model = trained_by_adam({"all": net}, lambda parts, x: parts["all"](x))
+        return fit_of(trainer_class(name.startswith("nano")), model, loader), {"model": model}
+    _, precision, *layout = name.split()
+    memory_format = torch.channels_last if layout else torch.contiguous_format
+    net.to(memory_format=memory_format)
+
+    def run():
+        optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+        for images, labels in loader:
+            if layout and images.dim() == 4:
+                images = images.contiguous(memory_format=memory_format)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                loss = torch.nn.functional.cross_entropy(net(images), labels)
+            loss.backward()
+            optimizer.step()
+
+    return run, {}
+
+
 BUILDERS = {
     "pipeline": pipeline_side,
     "scratch": scratch_side,
@@ -386,6 +458,8 @@ BUILDERS = {
     "import": import_side,
     "head": head_side,
     "tabular": tabular_side,
+    **dict.fromkeys(("resnet18", "mlp", "transformer"), memory_side),
+    **dict.fromkeys(("short12", "short24"), import_side),
 }
 
 
@@ -404,6 +478,7 @@ def worker(case):
         from bigdl.common.memory import tune_allocator
 
         assert tune_allocator(), "this allocator cannot be tuned"
+    os.environ["XDG_CACHE_HOME"] = case["cache"]
     runs, abouts = {}, {}
     for name in case["sides"]:
         runs[name], abouts[name] = BUILDERS[case["scenario"]](case, name)
@@ -417,6 +492,10 @@ def worker(case):
     answers.write(json.dumps(told) + "\n")
     for line in sys.stdin:
         name = line.strip()
+        if name.endswith(" first"):
+            os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=case["cache"])
+        else:
+            os.environ["XDG_CACHE_HOME"] = case["cache"]
         started = clock()
         runs[name]()
         answer = {"seconds": clock() - started}
@@ -456,24 +535,31 @@ class Worker:
 
 def allocators_of(scenario, side):
     """Return the processes in which an implementation runs."""
-    if scenario == "pipeline" or side.startswith("plain"):
+    if scenario == "pipeline" or side.startswith(("plain", "hand")):
         return ALLOCATORS
     # What a tuned allocator leaves behind must not help the side that does without.
     return ("untouched",) if side.endswith("tuned process") else ("own",)
 
 
 def measure(scenario, options):
+    with tempfile.TemporaryDirectory(prefix="bigdl-cache-") as cache:
+        return measure_sides(scenario, options, cache)
+
+
+def measure_sides(scenario, options, cache):
     """Return milliseconds per image of each implementation and allocator, in every repeat."""
     case = {"scenario": scenario, "root": options.root, "batch": options.batch}
     case |= {"clock": options.clock, "cores": 1 if options.clock == "cpu" else options.cores}
     case["images"] = options.images * SHARES.get(scenario, 4)  # as much time for all
+    if scenario in STEPS:
+        case["images"] = options.batch * STEPS[scenario]
     sides = [side for side in SIDES[scenario] if side in options.sides]
     shares = {}
     for side in sides:
         for allocator in allocators_of(scenario, side):
             shares.setdefault(allocator, []).append(side)
     workers = {
-        allocator: Worker({**case, "allocator": allocator, "sides": share})
+        allocator: Worker({**case, "cache": cache, "allocator": allocator, "sides": share})
         for allocator, share in shares.items()
     }
     measurements = {}

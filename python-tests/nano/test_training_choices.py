@@ -44,6 +44,8 @@ def times(monkeypatch):
     monkeypatch.setattr(StepBenchmark, "seconds", measured)
     monkeypatch.setattr(step_autotune, "REPAID_STEPS", 3)
     monkeypatch.setattr(step_autotune, "REPAID_STEPS_AMX", 3)
+    monkeypatch.setattr(step_autotune, "SAMPLED_STEPS", 3)
+    monkeypatch.setattr(step_autotune, "SAMPLED_STEPS_AMX", 3)
     monkeypatch.setattr(step_autotune, "bf16_instructions", lambda device="cpu": "avx512_bf16")
     monkeypatch.setattr("bigdl.nano.pytorch.training.steps.bf16_instructions", lambda device: "x")
     seconds["asked"] = asked
@@ -196,6 +198,76 @@ def test_what_is_faster_is_chosen_and_told_in_one_line(times, caplog):
     assert "forward" not in vars(net)
 
 
+@pytest.mark.parametrize(
+    ("fastest", "named"),
+    [
+        ("float32", {"precision": 32, "channels_last": False}),
+        ("float32 with channels_last", {"precision": 32, "channels_last": True}),
+        ("bfloat16", {"precision": "bf16", "channels_last": False}),
+        (FAST, {"precision": "bf16", "channels_last": True}),
+    ],
+)
+def test_a_measured_choice_trains_as_the_same_choice_named_by_hand(times, fastest, named):
+    """From the first step: weights, optimizer, statistics, random numbers and rows are equal."""
+    times[fastest] = 0.5
+    measured, _ = fitted(epochs=2)
+    assert times["asked"]
+    times.update(dict.fromkeys((way.name for way in WAYS), 1.0))
+    by_hand, _ = fitted(epochs=2, **named)
+    assert same(measured, by_hand)
+    again, _ = fitted(epochs=2)  # with the cached choice
+    assert same(again, by_hand)
+
+
+def test_a_short_fit_measures_a_part_of_the_rows(times, monkeypatch):
+    monkeypatch.setattr(step_autotune, "REPAID_STEPS", 100)
+    rows = []
+    real = Net.forward
+    monkeypatch.setattr(Net, "forward", lambda net, x: rows.append(len(x)) or real(net, x))
+    times[FAST] = 0.5
+    torch.manual_seed(0)
+    net = Net()
+    module = Trainer.compile(net, nn.CrossEntropyLoss(), torch.optim.Adam(net.parameters(), 0.01))
+    run = Trainer(max_epochs=2, **QUIET)
+    batches = DataLoader(loader(64).dataset, batch_size=16)
+    run.fit(module, batches)
+    assert set(rows[: len(times["asked"])]) == {4}
+    assert run.settings[:2] == ("bfloat16 in training steps", "channels_last")
+    asked = len(times["asked"])
+    Trainer(max_epochs=2, **QUIET).fit(module, batches)  # takes the kept choice
+    assert len(times["asked"]) == asked
+    monkeypatch.setattr(step_autotune, "REPAID_STEPS", 3)  # a long fit measures all rows
+    Trainer(max_epochs=2, **QUIET).fit(module, batches)
+    assert len(times["asked"]) > asked
+    assert rows[-1] == 16
+
+
+def test_a_step_that_takes_views_after_the_model_is_repeated_with_contiguous_tensors(times):
+    class Viewing(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.3))
+
+        def training_step(self, batch, batch_idx):
+            return self.net(batch[0]).view(-1, 288).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def trained(**options):
+        module = Viewing()
+        run = Trainer(max_epochs=1, **QUIET, **options)
+        run.fit(module, loader())
+        return module, run
+
+    times["float32 with channels_last"] = 0.5
+    measured, run = trained()
+    assert run.settings[1] == "contiguous (the model takes views of its activations)"
+    by_hand, _ = trained(precision=32, channels_last=False)
+    assert same(measured, by_hand)
+
+
 def test_a_choice_is_kept_for_later_fits_of_such_a_model(times, own_choices):
     times["float32 with channels_last"] = 0.5
     fitted()
@@ -216,7 +288,8 @@ def test_a_choice_that_noise_may_have_made_is_not_kept(times, own_choices):
 
 
 def test_a_short_fit_is_the_plain_program_s(times, monkeypatch):
-    monkeypatch.setattr(step_autotune, "REPAID_STEPS", 100)
+    for name in ("REPAID_STEPS", "SAMPLED_STEPS"):
+        monkeypatch.setattr(step_autotune, name, 100)
     ours, run = fitted(fused_optimizers=False)
     plain, _ = fitted(pl.Trainer, accelerator="cpu")
     assert not times["asked"]
@@ -316,6 +389,7 @@ class Measuring(pl.LightningModule):
 
     def setup(self, stage):
         step_autotune.REPAID_STEPS = step_autotune.REPAID_STEPS_AMX = 3
+        step_autotune.SAMPLED_STEPS = step_autotune.SAMPLED_STEPS_AMX = 3
         real, fast = StepBenchmark.seconds, "float32" if self.global_rank else WAYS[1].name
 
         def seconds(measurement, way, *, warm_up):

@@ -242,7 +242,7 @@ class _FastStrategy(Strategy):
         steps = cast("FastSteps", self.steps)
         if self._begin_step(prefix, steps, args[:1]):
             args = steps.batch(args)
-        with prefix.step():
+        with prefix.step(first=steps.autotuner is None):
             return steps.step(super().training_step, *args, **kwargs)
 
     def _begin_step(self, prefix: AutomaticPrefix, steps: FastSteps, batch: object) -> bool:

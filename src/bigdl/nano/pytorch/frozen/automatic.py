@@ -170,13 +170,19 @@ class AutomaticPrefix:
         return self._thread is not None
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Context manager for one training step, which uses or prepares accelerated layers."""
+    def step(self, first: bool = False) -> Iterator[None]:
+        """Context manager for one training step, which uses or prepares accelerated layers.
+
+        Parameters
+        ----------
+        first : bool
+            True if a short fit may observe its first step, as nothing else replaces ``forward``.
+        """
         if self._done:
             yield
             return
         self._steps += 1
-        if self._steps == 1 and (self._steps_left() or _FEW_STEPS) < _FEW_STEPS:
+        if first and self._steps == 1 and (self._steps_left() or _FEW_STEPS) < _FEW_STEPS:
             self._observed = 1
         if self._on:
             with self._attached():

@@ -1,11 +1,14 @@
 """Selection of precision and memory format of training steps by measurement on this processor.
 
 The processor and the model determine whether float32 or bfloat16, and contiguous or channels-last
-tensors are faster. A fit starts with the plain configuration. If enough steps remain to repay a
-measurement, the first step records the arguments of the model's calls. Before the next step, a copy
-of the model repeats these calls, forward and backward, in each configuration. Weights, optimizers,
-normalization statistics, random numbers and the order of data are not affected. The result is
-cached, and later fits of the same architecture on the same processor start with it.
+tensors are faster. If enough steps remain to repay a measurement, a copy of the model repeats calls
+of the first step, forward and backward, in each configuration. In one process this happens when the
+first step calls the model, so all steps of the fit use the selected configuration. If several parts
+are called, or in several processes, the first step runs in the plain configuration and records the
+calls, which are measured before the next step. A fit with fewer steps measures a part of the rows.
+Weights, optimizers, normalization statistics, random numbers and the order of data are not
+affected. The result is cached, and later fits of the same architecture on the same processor start
+with it.
 """
 
 from __future__ import annotations
@@ -34,6 +37,11 @@ _TRIED = 2  # rounds after which slow configurations are dropped
 _CLOSE = 1.15  # time relative to the fastest, below which a configuration stays
 REPAID_STEPS = 800  # remaining steps that repay a measurement, which takes as long as about 20
 REPAID_STEPS_AMX = 100  # fewer with AMX, which is likely to gain a multiple
+SAMPLED_STEPS = 200  # as REPAID_STEPS, for a measurement of a part of the rows
+SAMPLED_STEPS_AMX = 40
+_SHARE = 4  # one row of so many is measured then
+_SAMPLED_ROUNDS = 3
+_MAIN_PART = 0.9  # share of the parameters of a part whose calls stand for the whole step
 _MOST_CALLS = 64  # recorded calls of parts in a step
 _HOOKS = (
     "_forward_hooks",
@@ -121,6 +129,7 @@ class StepAutotuner:
         self._steps = 0
         self._key = ""
         self._calls: list[RecordedCall] | None = None
+        self._is_sampled = False
         self.is_over = len(self._configs) + len(self._others) < 2
         self.reason = ""
 
@@ -128,6 +137,11 @@ class StepAutotuner:
     def plain(self) -> StepConfig:
         """Configuration of the first steps, the baseline of measurements."""
         return self._configs[0]
+
+    @property
+    def is_first_step(self) -> bool:
+        """True in the first step, and before it."""
+        return self._steps <= 1
 
     def begin(
         self, batch: object, *, possible: bool = True
@@ -154,7 +168,7 @@ class StepAutotuner:
                 self._end("a measurement depends on time, and the training is to be deterministic")
                 return None
             self._key = self._cache_key(batch)
-            kept = self._decide_on_rank_0(lambda: autotune.load_result(self._key))
+            kept = self._decide_on_rank_0(self._load)
             if kept is not None and self._config_named(kept.name) is not None:
                 return self._chosen(kept)
             return None
@@ -167,15 +181,49 @@ class StepAutotuner:
         return self._measure(calls)
 
     @contextlib.contextmanager
-    def observed(self) -> Iterator[None]:
-        """Context manager that records module calls if candidates are measured after this step."""
+    def observed(
+        self, apply: Callable[[StepConfig, AutotuneResult], object] | None = None
+    ) -> Iterator[None]:
+        """Context manager of a step that measures or records module calls if that is due.
+
+        Parameters
+        ----------
+        apply : callable, optional
+            Called within the step with the selection, before the model computes. Without it, and in
+            several processes, :meth:`begin` returns the selection before the next step.
+        """
         if not self._is_due or not self._decide_on_rank_0(self._is_time):
             yield
             return
         calls: list[RecordedCall] = []
-        with _Recorder(self._parts, calls).recording():
+        recorder = _Recorder(self._parts, calls)
+        if apply is not None and self._broadcast is None and self._steps == 1:
+            recorder.on_main_call = functools.partial(self._select_now, apply)
+        with recorder.recording():
             yield
-        self._calls = calls
+        if not self.is_over:
+            self._calls = calls
+
+    def _select_now(
+        self, apply: Callable[[StepConfig, AutotuneResult], object], call: RecordedCall
+    ) -> StepConfig:
+        """Measure a call of the model's main part and apply the selection."""
+        chosen = self._measure([call])
+        if chosen is None:
+            return self.plain
+        apply(*chosen)
+        return chosen[0]
+
+    def _load(self) -> AutotuneResult | None:
+        """Return the cached result; for a short fit also that of a part of the rows."""
+        kept = autotune.load_result(self._key)
+        if kept is None and (self._steps_left() or math.inf) < self._repaid:
+            kept = autotune.load_result(self._sampled_key)
+        return kept
+
+    @property
+    def _sampled_key(self) -> str:
+        return autotune.cache_key(self._key, "part of the rows")
 
     def observe(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """Record the arguments of a module call if candidates are measured after this step."""
@@ -189,15 +237,20 @@ class StepAutotuner:
 
     @functools.cached_property
     def _repaid(self) -> int:
-        """Number of steps that must remain for a measurement to pay off."""
-        amx = self._device == "cuda" or bf16_instructions() == "amx_bf16"
-        return REPAID_STEPS_AMX if amx else REPAID_STEPS
+        """Number of steps that must remain for a measurement of all rows to pay off."""
+        return REPAID_STEPS_AMX if self._has_amx else REPAID_STEPS
+
+    @property
+    def _has_amx(self) -> bool:
+        """True if bfloat16 is likely to gain a multiple."""
+        return self._device == "cuda" or bf16_instructions() == "amx_bf16"
 
     def _is_time(self) -> bool:
         left = self._steps_left()
         if left is None:
             return self._steps >= self._repaid  # guess: as many steps remain
-        if left < self._repaid:
+        self._is_sampled = left < self._repaid
+        if left < min(self._repaid, SAMPLED_STEPS_AMX if self._has_amx else SAMPLED_STEPS):
             self._end(f"the {left:.0f} steps left do not repay a measurement")
         return not self.is_over
 
@@ -213,11 +266,14 @@ class StepAutotuner:
         every = [*self._configs, *self._others]
         seconds: dict[str, list[float]] = {}
         failure = ""
+        rounds = _SAMPLED_ROUNDS if self._is_sampled else _ROUNDS
+        if self._is_sampled:
+            calls = [_first_rows(call) for call in calls]
         try:
             measurement = StepBenchmark(self._parts, calls, self._device)
         except Exception as error:  # copying a module may raise anything
             measurement, failure = None, one_line(error)
-        for number in range(_ROUNDS):
+        for number in range(rounds):
             for config in every if number % 2 else reversed(every):
                 if measurement is not None and (not number or config.name in seconds):
                     try:
@@ -226,7 +282,7 @@ class StepAutotuner:
                     except Exception as error:  # a configuration may be unsupported
                         seconds.pop(config.name, None)
                         failure = failure or one_line(error)
-            if number == _TRIED - 1:
+            if number == (0 if self._is_sampled else _TRIED - 1):
                 names = self._decide_on_rank_0(lambda: _promising(seconds, self.plain.name))
                 every = [config for config in every if config.name in names]
         del measurement
@@ -235,7 +291,7 @@ class StepAutotuner:
             self._end(f"it cannot be measured ({failure})")
             return None
         if not _rank() and choice.is_clear(self.plain.name):
-            autotune.save_result(self._key, choice)
+            autotune.save_result(self._sampled_key if self._is_sampled else self._key, choice)
         return self._chosen(choice)
 
     def _decided(self, seconds: Mapping[str, Sequence[float]]) -> AutotuneResult | None:
@@ -411,6 +467,21 @@ def _clone_tensors(arguments: T) -> T:
     return tree_map_only(torch.Tensor, copied, arguments)
 
 
+def _first_rows(call: RecordedCall) -> RecordedCall:
+    """Return a call with a part of the rows; the whole call if its rows are not recognized."""
+    tensors = [x for x in tree_leaves((call.args, call.kwargs)) if isinstance(x, torch.Tensor)]
+    rows = max((len(tensor) for tensor in tensors if tensor.dim()), default=0)
+    if rows < 2 * _SHARE:
+        return call
+
+    def first(tensor: torch.Tensor) -> torch.Tensor:
+        is_batch = tensor.dim() > 0 and len(tensor) == rows
+        return tensor[: rows // _SHARE] if is_batch else tensor
+
+    args, kwargs = tree_map_only(torch.Tensor, first, (call.args, call.kwargs))
+    return RecordedCall(call.part, args, kwargs)
+
+
 class _Recorder:
     """Recorder of the outermost calls of a model's children in training mode.
 
@@ -418,18 +489,34 @@ class _Recorder:
     module to run its ``training_step``, which would run the module's hooks.
     """
 
+    on_main_call: Callable[[RecordedCall], StepConfig] | None = None
+    """Called instead of the recording if the first call is that of the main part."""
+
     def __init__(self, parts: Mapping[str, nn.Module], calls: list[RecordedCall]):
         self.parts, self.calls, self.depth = parts, calls, 0
+        self._replaced = AttributePatch()
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        replaced = AttributePatch()
         for name, part in self.parts.items():
-            replaced.set(part, "forward", _RecordedForward(part, self, name))
+            self._replaced.set(part, "forward", _RecordedForward(part, self, name))
         try:
             yield
         finally:
-            replaced.undo()
+            self.stop()
+
+    def stop(self) -> None:
+        """Restore the ``forward`` methods."""
+        self._replaced.undo()
+
+    def is_main_call(self, name: str) -> bool:
+        """Return True if this is the first call, and of the part with nearly all parameters."""
+        if self.on_main_call is None or self.calls:
+            return False
+        sizes = [
+            sum(weight.numel() for weight in self.parts[each].parameters()) for each in (name, "")
+        ]
+        return sizes[0] >= _MAIN_PART * sizes[1]
 
 
 class _RecordedForward(ForwardOverride):
@@ -442,6 +529,8 @@ class _RecordedForward(ForwardOverride):
     def __call__(self, *args: object, **kwargs: object) -> object:
         recorder = self.recorder
         is_step = recorder.depth == 0 and torch.is_grad_enabled() and self.module.training
+        if is_step and recorder.is_main_call(self.name):
+            return self._select(args, kwargs)
         if is_step and len(recorder.calls) < _MOST_CALLS:
             recorder.calls.append(RecordedCall(self.name, *_clone_tensors((args, kwargs))))
         recorder.depth += 1
@@ -449,6 +538,16 @@ class _RecordedForward(ForwardOverride):
             return self.forward(*args, **kwargs)
         finally:
             recorder.depth -= 1
+
+    def _select(self, args: tuple, kwargs: dict[str, object]) -> object:
+        """Select the configuration of all steps with this call, and make the call in it."""
+        recorder, select = self.recorder, self.recorder.on_main_call
+        assert select is not None
+        recorder.stop()
+        config = select(RecordedCall(self.name, *_clone_tensors((args, kwargs))))
+        if config.channels_last:
+            args, kwargs = tree_map_only(torch.Tensor, to_channels_last, (args, kwargs))
+        return self.module.forward(*args, **kwargs)
 
 
 def describe_speed(config: StepConfig, plain: StepConfig, choice: AutotuneResult) -> str:

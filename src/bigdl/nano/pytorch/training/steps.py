@@ -11,13 +11,14 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from bigdl.nano.acceleration.autotune import AutotuneResult
 from bigdl.nano.attribute_patch import AttributePatch, ForwardOverride
 from bigdl.nano.pytorch.inference.compiling import compiled
 from bigdl.nano.pytorch.training.optimizers import align_layouts, fuse
@@ -105,9 +106,11 @@ class FastSteps:
             self.report.append("TorchInductor")
         if not options.inductor:
             parts = {"": module, **_computing_parts(module)}
+            configs = self._configs(relayouts)
+            self._plain, self._may_change_layout = configs[0], len({c[1] for c in configs}) > 1
             autotuner = StepAutotuner(
                 parts,
-                self._configs(relayouts),
+                configs,
                 self._faster_than_named(),
                 device=device,
                 steps_left=steps_left,
@@ -142,13 +145,18 @@ class FastSteps:
         chosen = autotuner.begin(batch, possible=possible)
         if autotuner.is_over:
             self.autotuner = None
-        if chosen is None:
-            return False
-        config, choice = chosen
-        plain = autotuner.plain
+        return chosen is not None and self._select(*chosen)
+
+    def _select(self, config: StepConfig, choice: AutotuneResult) -> bool:
+        """Apply the selected configuration; return True if it is not the plain one."""
+        plain = self._plain
         self._apply(config, plain)
         self._notify(f"Nano trains with {describe_speed(config, plain, choice)}, measured here")
         return config != plain
+
+    def _select_within_step(self, config: StepConfig, choice: AutotuneResult) -> None:
+        self._select(config, choice)
+        self._guard = None  # this step is the one that may be repeated
 
     @property
     def _compiles_images(self) -> bool:
@@ -212,16 +220,20 @@ class FastSteps:
     def step(self, step: Callable[..., Any], *args: object, **kwargs: object) -> object:
         """Run a training step; fall back to contiguous tensors if the first step fails."""
         guard, self._guard = self._guard, None
-        if guard is None:
-            if self.autotuner is None:
-                return step(*args, **kwargs)
-            with self.autotuner.observed():
-                return step(*args, **kwargs)
+        autotuner, layout = self.autotuner, self.channels_last
+        observed = autotuner if guard is None else None
+        if observed is not None and self._may_change_layout and observed.is_first_step:
+            guard = ModuleState(self._module)
         try:
-            return step(*args, **kwargs)
+            with observed.observed(self._select_within_step) if observed else nullcontext():
+                return step(*args, **kwargs)
         except RuntimeError as error:
-            if not _is_of_layout(error):
+            is_tried = observed is None or self.channels_last != layout
+            if guard is None or not is_tried or not _is_of_layout(error):
                 raise
+        finally:
+            if autotuner is not None and autotuner.is_over:
+                self.autotuner = None
         guard.restore()
         self._drop_layout()
         if self._options.inductor:
@@ -279,7 +291,10 @@ class FastSteps:
         self._set_layout(torch.contiguous_format)
         dropped = "contiguous (the model takes views of its activations)"
         self.report[:] = [dropped if text == "channels_last" else text for text in self.report]
-        _log.debug("The first step failed with channels_last; repeating it with contiguous tensors")
+        self._notify(
+            "Nano trains with contiguous tensors: the first step has failed with channels_last, as "
+            "it takes a view of an activation, and is repeated"
+        )
 
 
 def _computing_parts(module: nn.Module) -> dict[str, nn.Module]:
