@@ -108,7 +108,7 @@ GATES = {
     ("short12", "nano"): 2.0,
     ("short24", "nano"): 2.0,
 }
-STEPS = {"resnet18": 48, "mlp": 600, "transformer": 120, "short12": 12, "short24": 24}
+STEPS = {"resnet18": 48, "mlp": 300, "transformer": 48, "short12": 12, "short24": 24}
 # Of a scenario, how many times as many images, rows or texts as --images.
 SHARES = {"scratch": 1, "import": 8, "head": 8, "tabular": 200}
 CALIBRATION_ROWS = 32
@@ -427,9 +427,8 @@ def memory_side(case, name):
 
     net, x = memory_program(case["scenario"])
     y = torch.arange(len(x)) % 10
-    data = torch.utils.data.StackDataset(x, y)
     steps = STEPS[case["scenario"]]
-    loader = loader_of(torch.utils.data.ConcatDataset([data] * steps), len(x))
+    loader = torch.utils.data.DataLoader([(x, y)] * steps, batch_size=None)
     if not name.startswith("hand"):
         model = trained_by_adam({"all": net}, lambda parts, x: parts["all"](x))
         return fit_of(trainer_class(name.startswith("nano")), model, loader), {"model": model}
