@@ -1,8 +1,5 @@
 """Models that are divided among the workers: they train as whole ones, and resume on any number."""
 
-import resource
-from pathlib import Path
-
 import faults
 import numpy as np
 import pytest
@@ -13,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
+from bigdl.training.sharded_model import MemoryNeed
 
 WIDTH = 6
 CLOSE = 1e-6
@@ -280,26 +278,12 @@ def test_models_that_cannot_be_divided_are_named(tmp_path):
         train(tmp_path, 2, "full", rows(), model=sparse)
 
 
-class LimitData:
-    """Allow a worker to allocate only some further bytes."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def __call__(self):
-        status = Path("/proc/self/status").read_text()
-        limit = int(status.split("VmData:")[1].split()[0]) * 1024 + self.size
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def test_a_fit_that_does_not_fit_says_so_before_the_first_step(tmp_path):
-    def wide(config):
-        return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))  # 34 MB
-
-    x = np.zeros((4, 1024), dtype="float32")
-    options = {"model": wide, "loss": nn.MSELoss(), "initialization_hook": LimitData(80 << 20)}
-    with refused("resource-limit", "optimizer state 33.6 MB", "more workers"):
-        estimator(tmp_path, 2, "full", **options).fit((x, x), batch_size=4)
+def test_a_fit_that_does_not_fit_is_named_with_its_parts():
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))  # 34 MB
+    need = MemoryNeed.of(model, "full", 2, 2.0)
+    need.check(200 << 20, "host", "use more workers")
+    with refused("resource-limit", "optimizer state 33.6 MB", "on host", "use more workers"):
+        need.check(50 << 20, "host", "use more workers")
 
 
 def test_a_model_with_a_built_in_loss_in_the_mode_that_keeps_gathered_weights(tmp_path):
