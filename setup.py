@@ -51,6 +51,7 @@ NANO = [
 ]
 AUTOML = [*ORCA, "optuna>=4.5,<6", "matplotlib>=3.9", "cmaes>=0.10"]
 XGBOOST = ["xgboost>=2.1,<4", "scikit-learn>=1.6"]
+LIGHTGBM = ["lightgbm>=4.5,<5", "scikit-learn>=1.6"]
 ELASTICSEARCH = [*ORCA, "elasticsearch>=8.15,<10"]
 ENCRYPTION = ["cryptography>=44.0.1"]
 DELTA = ["deltalake>=1.6,<2"]
@@ -103,6 +104,7 @@ EXTRAS = {
     "inc": INC,
     "automl": AUTOML,
     "xgboost": XGBOOST,
+    "lightgbm": LIGHTGBM,
     "elasticsearch": ELASTICSEARCH,
     "encryption": ENCRYPTION,
     "delta": DELTA,
@@ -124,6 +126,7 @@ EXTRAS = {
             *NANO,
             *AUTOML,
             *XGBOOST,
+            *LIGHTGBM,
             *ELASTICSEARCH,
             *ENCRYPTION,
             *DELTA,

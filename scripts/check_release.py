@@ -31,6 +31,7 @@ IMPORTS = {
     "inc": ["bigdl.nano.acceleration", "neural_compressor", "torchao"],
     "automl": ["bigdl.orca.automl.auto_estimator", "optuna", "matplotlib"],
     "xgboost": ["bigdl.orca.automl.hp", "xgboost", "sklearn"],
+    "lightgbm": ["bigdl.orca.automl.hp", "lightgbm", "sklearn"],
     "elasticsearch": ["bigdl.orca.data.elastic_search", "elasticsearch.helpers"],
     "delta": ["bigdl.orca", "deltalake"],
     "iceberg": ["bigdl.orca", "pyiceberg.table"],

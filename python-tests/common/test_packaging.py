@@ -127,6 +127,7 @@ def test_metadata_is_lean_and_names_the_extras(metadata):
         "serving-ray",
         "automl",
         "xgboost",
+        "lightgbm",
         "all",
         "dev",
         "docs",

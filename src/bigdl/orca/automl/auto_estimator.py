@@ -13,7 +13,7 @@ import functools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from bigdl.common.types import ColumnNames
+    from bigdl.orca.automl.table.estimator import TableEstimator
 
 __all__ = ["AutoEstimator"]
 
@@ -216,6 +217,127 @@ class AutoEstimator:
         builder = KerasModelBuilder(model_creator)
         options: dict[str, Any] = {"backend": backend, "workers_per_trial": workers_per_trial}
         return AutoEstimator(builder, logs_dir, resources_per_trial, remote_dir, name, **options)
+
+    @staticmethod
+    def from_table(
+        data: Any,
+        label: str,
+        *,
+        time_limit: float | None = None,
+        n_trials: int | None = None,
+        task: str | None = None,
+        metric: str | Callable | None = None,
+        metric_mode: str | None = None,
+        models: Sequence[str] | None = None,
+        feature_cols: ColumnNames | None = None,
+        categorical_cols: ColumnNames | None = None,
+        group_col: str | None = None,
+        time_col: str | None = None,
+        folds: int = 5,
+        backend: str | None = None,
+        concurrency: int | None = None,
+        cpus_per_trial: int | None = None,
+        seed: int = 0,
+    ) -> TableEstimator:
+        """Train several models on a table, compare them by cross-validation, and keep the best.
+
+        First each model is trained with its default configurations, then with configurations drawn
+        from its search space. The rows are divided into folds before anything is fitted:
+        categories, scales and the moment at which training stops are decided by the training rows
+        of a fold, never by those on which it is scored.
+
+        Parameters
+        ----------
+        data : pandas.DataFrame, pyspark.sql.DataFrame or str
+            Table of numbers, texts, booleans and dates, with missing values; or the path of a CSV
+            file, of Parquet files, or of a Delta or Iceberg table. It must fit in the memory of
+            this process, and of each machine that runs trials.
+        label : str
+            Column to predict.
+        time_limit : float, optional
+            Seconds after which the search ends. A trial that is running then ends with the trees
+            or epochs that it has.
+        n_trials : int, optional
+            Number of trials. By default the defaults and 10 drawn configurations, or up to 200
+            within `time_limit`.
+        task : {"binary", "multiclass", "regression"}, optional
+            By default texts, booleans, and numbers with at most 20 different integer values are
+            classes.
+        metric : str or callable, optional
+            A name as in :meth:`TableEstimator.evaluate
+            <bigdl.orca.automl.table.estimator.TableEstimator.evaluate>`, or ``f(y_true, y_pred)``
+            of labels. By default ``"auc"`` for two classes, ``"logloss"`` for more, and
+            ``"rmse"``.
+        metric_mode : {"min", "max"}, optional
+            Required for functions.
+        models : list of str, optional
+            Among ``"xgboost"``, ``"lightgbm"``, ``"forest"``, ``"linear"`` and ``"net"``; by
+            default all whose packages are installed. A constant model is always tried, as a
+            baseline.
+        feature_cols : str or list of str, optional
+            Feature columns, by default all others.
+        categorical_cols : str or list of str, optional
+            Columns of numbers that are categories. Texts always are.
+        group_col : str, optional
+            Column with groups, such as customers: all rows of a group are in the same fold. It is
+            not a feature.
+        time_col : str, optional
+            Column with times: a model is scored on rows that are newer than its training rows, and
+            the best configuration is also trained on all rows. It is not a feature.
+        folds : int, default 5
+            Number of folds.
+        backend : {"spark", "ray", "local"}, optional
+            Where trials run, by default on Spark for a Spark DataFrame, else on this machine.
+        concurrency : int, optional
+            Maximum number of concurrent trials.
+        cpus_per_trial : int, optional
+            Threads of a trial, by default all of this machine, or one on a cluster.
+        seed : int, default 0
+            Seed of the folds, the configurations and the models. With the same `n_trials` and
+            `cpus_per_trial` the results are the same.
+
+        Returns
+        -------
+        bigdl.orca.automl.table.estimator.TableEstimator
+            Trained estimator.
+
+        Raises
+        ------
+        UsageError
+            If an argument or a column cannot be used, or no model could be trained.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from bigdl.orca.automl.auto_estimator import AutoEstimator
+        >>> rows = load_diabetes(as_frame=True).frame
+        >>> table = AutoEstimator.from_table(rows[:300], label="target", time_limit=20, folds=3)
+        >>> table.task
+        'regression'
+        >>> table.evaluate(rows[300:], ["r2"])["r2"] > 0.3
+        True
+        """
+        from bigdl.orca.automl.table.estimator import fit_table
+
+        return fit_table(
+            data,
+            label,
+            time_limit=time_limit,
+            n_trials=n_trials,
+            task=task,
+            metric=metric,
+            metric_mode=metric_mode,
+            models=models,
+            feature_cols=feature_cols,
+            categorical_cols=categorical_cols,
+            group_col=group_col,
+            time_col=time_col,
+            folds=folds,
+            backend=backend,
+            concurrency=concurrency,
+            cpus_per_trial=cpus_per_trial,
+            seed=seed,
+        )
 
     # The search ---------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Search over models of a table: columns and target, models, cross-validation, the estimator."""

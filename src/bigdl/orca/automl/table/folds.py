@@ -1,0 +1,126 @@
+"""Cross-validation folds of a table, divided before anything is fitted."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+
+_HELD_OUT_PARTS = 8  # one of which decides when training stops
+
+
+@dataclass
+class TableFold:
+    """Row indices of a fold.
+
+    Attributes
+    ----------
+    train : ndarray
+        Rows on which a model is trained.
+    held_out : ndarray
+        Rows that decide when training stops, taken from the training rows.
+    test : ndarray or None
+        Rows on which the model is scored; None for a model that is only trained.
+    """
+
+    train: np.ndarray
+    held_out: np.ndarray
+    test: np.ndarray | None
+
+
+def create_folds(
+    y: np.ndarray,
+    count: int,
+    seed: int,
+    *,
+    is_classification: bool,
+    groups: np.ndarray | None = None,
+    times: np.ndarray | None = None,
+) -> list[TableFold]:
+    """Divide rows into cross-validation folds.
+
+    Parameters
+    ----------
+    y : ndarray
+        Class indices, or values.
+    count : int
+        Number of folds.
+    seed : int
+    is_classification : bool
+        Whether each fold has about the same share of each class.
+    groups : ndarray, optional
+        Group of each row. All rows of a group are on the same side of each division.
+    times : ndarray, optional
+        Time of each row. Each fold is trained on rows that are older than those on which it is
+        scored; a last fold, without test rows, is trained on all rows.
+
+    Raises
+    ------
+    UsageError
+        If there are too few rows, groups or times.
+    """
+    for name, of in (("rows", np.arange(len(y))), ("groups", groups), ("times", times)):
+        amount = len(y) if of is None else len(np.unique(of))
+        if amount <= count:
+            raise UsageError(
+                f"The table has {amount} {name}, too few for {count} folds; pass fewer folds",
+                code="data-empty" if amount == 0 else "argument-value",
+                argument="folds",
+            )
+    if times is not None:
+        return _folds_by_time(times, count)
+    folds = []
+    for number, (train, test) in enumerate(_divisions(y, count, seed, is_classification, groups)):
+        inner = _divisions(
+            y[train],
+            _HELD_OUT_PARTS if groups is None else min(_HELD_OUT_PARTS, len(set(groups[train]))),
+            seed + 1 + number,
+            is_classification,
+            None if groups is None else groups[train],
+        )
+        kept, held_out = inner[0]
+        folds.append(TableFold(train[kept], train[held_out], test))
+    return folds
+
+
+def _divisions(
+    y: np.ndarray, count: int, seed: int, is_classification: bool, groups: np.ndarray | None
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    from sklearn import model_selection
+
+    count = min(count, len(y))
+    if is_classification and np.bincount(y).max() >= count:
+        name = "StratifiedKFold" if groups is None else "StratifiedGroupKFold"
+    else:
+        name = "KFold" if groups is None else "GroupKFold"
+    splitter = getattr(model_selection, name)(count, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class with fewer rows than folds is not in all of them
+        return list(splitter.split(np.zeros(len(y)), y, groups))
+
+
+def _folds_by_time(times: np.ndarray, count: int) -> list[TableFold]:
+    """Divide rows in order of time; rows of the same time are not divided."""
+    order = np.argsort(times, kind="stable")
+    values = times[order]
+
+    def boundary(share: float) -> int:
+        """Return the first position of a time, near a share of the rows."""
+        position = int(len(order) * share)
+        return int(np.searchsorted(values, values[min(position, len(order) - 1)]))
+
+    cuts = [boundary(i / (count + 1)) for i in range(1, count + 1)] + [len(order)]
+    folds = []
+    for start, stop in [*itertools.pairwise(cuts), (len(order), len(order))]:
+        inner = int(np.searchsorted(values, values[int(start * (1 - 1 / _HELD_OUT_PARTS))]))
+        if not inner or inner == start:
+            inner = max(1, start - 1)  # all rows have nearly the same time
+        is_last = start == len(order)
+        if start >= 2 and (stop > start or is_last):
+            test = None if is_last else order[start:stop]
+            folds.append(TableFold(order[:inner], order[inner:start], test))
+    return folds

@@ -1,0 +1,225 @@
+"""Trees of XGBoost and LightGBM as models of a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bigdl.orca.automl import hp
+from bigdl.orca.automl.table.columns import BINARY, REGRESSION, TableRows
+from bigdl.orca.automl.table.model import FoldModel, TrainingRows
+from bigdl.orca.automl.table.preparation import FittedPreparation
+
+_PATIENCE = 50  # rounds without an improvement
+_MOST_ROUNDS = 2000
+_INTEGERS = ("num_leaves", "min_data_in_leaf")  # of LightGBM
+
+
+class XGBoostModel(FoldModel):
+    """Boosted trees of XGBoost; categories are split as sets."""
+
+    name = "xgboost"
+    packages = ("xgboost",)
+    defaults = ({"learning_rate": 0.08, "max_depth": 6},)
+
+    def __init__(self, preparation: FittedPreparation, booster: Any, task: str):
+        self._preparation, self._booster, self._task = preparation, booster, task
+
+    @classmethod
+    def space(cls):
+        return {
+            "learning_rate": hp.loguniform(0.02, 0.3),
+            "max_depth": hp.randint(3, 10),
+            "min_child_weight": hp.loguniform(0.3, 30),
+            "subsample": hp.uniform(0.6, 1.0),
+            "colsample_bytree": hp.uniform(0.4, 1.0),
+            "reg_lambda": hp.loguniform(0.1, 20),
+        }
+
+    @classmethod
+    def fit(cls, config, data):
+        import xgboost
+
+        class AtDeadline(xgboost.callback.TrainingCallback):
+            def after_iteration(self, model, epoch, evals_log):
+                return data.is_late
+
+        preparation = FittedPreparation.fit(data.rows, data.counts)
+        train = _tree_matrix(preparation, data.rows, data.y, data.threads)
+        held_out = _tree_matrix(preparation, data.held_out, data.held_out_y, data.threads)
+        rounds = config.get("rounds", _MOST_ROUNDS)
+        callbacks = [AtDeadline()]
+        if rounds > 1:
+            callbacks.append(
+                xgboost.callback.EarlyStopping(
+                    rounds=_PATIENCE, save_best=True, min_delta=_least(data)
+                )
+            )
+        parameters = {name: value for name, value in config.items() if name != "rounds"}
+        booster = xgboost.train(
+            {**_objective(data), "nthread": data.threads, "seed": data.seed, **parameters},
+            train,
+            num_boost_round=rounds,
+            evals=[(held_out, "held_out")],
+            callbacks=callbacks,
+            verbose_eval=False,
+        )
+        return cls(preparation, booster, data.task)
+
+    def scores(self, rows):
+        matrix = _tree_matrix(self._preparation, rows)
+        scores = self._booster.predict(matrix).astype(np.float64)
+        return np.stack([1 - scores, scores], axis=1) if self._task == BINARY else scores
+
+    def state(self):
+        booster = np.frombuffer(bytes(self._booster.save_raw("ubj")), np.uint8)
+        preparation = self._preparation.state()
+        return {"preparation": preparation, "booster": booster.copy(), "task": self._task}
+
+    @classmethod
+    def of_state(cls, state):
+        import xgboost
+
+        booster = xgboost.Booster()
+        booster.load_model(bytearray(state["booster"].tobytes()))
+        return cls(FittedPreparation(**state["preparation"]), booster, state["task"])
+
+
+class ForestModel(XGBoostModel):
+    """Random forest of XGBoost."""
+
+    name = "forest"
+    defaults = (
+        {
+            "rounds": 1,
+            "num_parallel_tree": 200,
+            "learning_rate": 1.0,
+            "max_depth": 12,
+            "min_child_weight": 1.0,
+            "subsample": 0.63,
+            "colsample_bynode": 0.6,
+            "reg_lambda": 1e-3,
+        },
+    )
+
+    @classmethod
+    def space(cls):
+        return {
+            **cls.defaults[0],
+            "max_depth": hp.randint(6, 16),
+            "min_child_weight": hp.loguniform(0.3, 10),
+            "colsample_bynode": hp.uniform(0.2, 0.9),
+        }
+
+
+def _least(data: TrainingRows) -> float:
+    """Return the smallest improvement of the loss that counts."""
+    return 0.0 if data.task == REGRESSION else 1e-5
+
+
+def _objective(data: TrainingRows) -> dict[str, Any]:
+    if data.task == REGRESSION:
+        return {"objective": "reg:squarederror"}
+    if data.task == BINARY:
+        return {"objective": "binary:logistic", "eval_metric": "logloss"}
+    return {"objective": "multi:softprob", "num_class": data.classes, "eval_metric": "mlogloss"}
+
+
+def _tree_matrix(
+    preparation: FittedPreparation, rows: TableRows, y: np.ndarray | None = None, threads: int = 0
+) -> Any:
+    import xgboost
+
+    numbers = rows.numbers.shape[1]
+    return xgboost.DMatrix(
+        preparation.tree_matrix(rows),
+        y,
+        feature_types=["q"] * numbers + ["c"] * rows.codes.shape[1],
+        enable_categorical=True,
+        nthread=threads or None,
+    )
+
+
+class LightGBMModel(FoldModel):
+    """Boosted trees of LightGBM."""
+
+    name = "lightgbm"
+    packages = ("lightgbm",)
+    defaults = ({"learning_rate": 0.05, "num_leaves": 31},)
+
+    def __init__(self, preparation: FittedPreparation, booster: Any, task: str):
+        self._preparation, self._booster, self._task = preparation, booster, task
+
+    @classmethod
+    def space(cls):
+        return {
+            "learning_rate": hp.loguniform(0.02, 0.2),
+            "num_leaves": hp.qloguniform(8, 256, 1),
+            "min_data_in_leaf": hp.qloguniform(2, 64, 1),
+            "feature_fraction": hp.uniform(0.4, 1.0),
+            "bagging_fraction": hp.uniform(0.6, 1.0),
+            "lambda_l2": hp.loguniform(1e-2, 20),
+        }
+
+    @classmethod
+    def fit(cls, config, data):
+        import lightgbm
+
+        def stop_at_deadline(state):
+            if data.is_late:
+                raise lightgbm.callback.EarlyStopException(state.iteration, [])
+
+        preparation = FittedPreparation.fit(data.rows, data.counts)
+        numbers, width = data.rows.numbers.shape[1], len(data.counts)
+        parameters = {
+            **_lightgbm_objective(data),
+            "bagging_freq": 1,
+            "deterministic": True,
+            "force_row_wise": True,
+            "num_threads": data.threads,
+            "seed": data.seed,
+            "verbosity": -1,
+            **{k: int(v) if k in _INTEGERS else v for k, v in config.items()},
+        }
+        train = lightgbm.Dataset(
+            preparation.tree_matrix(data.rows),
+            data.y,
+            categorical_feature=list(range(numbers, numbers + width)),
+            params=parameters,
+        )
+        held_out = lightgbm.Dataset(
+            preparation.tree_matrix(data.held_out), data.held_out_y, reference=train
+        )
+        stopping = lightgbm.early_stopping(_PATIENCE, verbose=False, min_delta=_least(data))
+        booster = lightgbm.train(
+            parameters,
+            train,
+            _MOST_ROUNDS,
+            valid_sets=[held_out],
+            callbacks=[stopping, stop_at_deadline],
+        )
+        return cls(preparation, booster, data.task)
+
+    def scores(self, rows):
+        scores = self._booster.predict(self._preparation.tree_matrix(rows))
+        return np.stack([1 - scores, scores], axis=1) if self._task == BINARY else scores
+
+    def state(self):
+        text = self._booster.model_to_string()
+        return {"preparation": self._preparation.state(), "text": text, "task": self._task}
+
+    @classmethod
+    def of_state(cls, state):
+        import lightgbm
+
+        booster = lightgbm.Booster(model_str=state["text"])
+        return cls(FittedPreparation(**state["preparation"]), booster, state["task"])
+
+
+def _lightgbm_objective(data: TrainingRows) -> dict[str, Any]:
+    if data.task == REGRESSION:
+        return {"objective": "regression"}
+    if data.task == BINARY:
+        return {"objective": "binary"}
+    return {"objective": "multiclass", "num_class": data.classes}
