@@ -53,6 +53,7 @@ def fit(rows, label, models=("linear", "xgboost"), n_trials=3, **options):
     ("label", "task", "metric"),
     [("paid", "binary", "auc"), ("tier", "multiclass", "logloss"), ("spent", "regression", "rmse")],
 )
+@pytest.mark.slow_cases("paid-binary-auc", "spent-regression-rmse")
 def test_every_model_beats_the_constant_on_each_task(label, task, metric, tmp_path):
     models = ["linear", "xgboost", "forest", "net"]
     table = fit(customers(), label, models, n_trials=5)
@@ -75,6 +76,7 @@ def test_every_model_beats_the_constant_on_each_task(label, task, metric, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["lightgbm", "net", "forest", "xgboost", "linear"])
+@pytest.mark.slow_cases("net", "forest", "linear")
 def test_models_are_saved_without_code(name, tmp_path):
     if name == "lightgbm":
         pytest.importorskip("lightgbm", reason="LightGBM is not installed")
@@ -139,6 +141,7 @@ def test_folds_divide_all_rows_and_classes():
         assert list(np.bincount(y[fold.test])) == [18, 9, 1]
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_leaderboards_and_predictions():
     rows = customers(200)
     options = {"models": ["xgboost", "forest", "linear"], "n_trials": 7}
@@ -150,6 +153,7 @@ def test_equal_seeds_give_equal_leaderboards_and_predictions():
     assert other.leaderboard()["auc"].iloc[0] not in first.leaderboard()["auc"].tolist()
 
 
+@pytest.mark.slow
 def test_a_search_ends_at_its_time_limit_with_a_model():
     table = fit(customers(), "paid", ["linear", "xgboost", "net"], None, time_limit=12)
     board = table.leaderboard()
@@ -204,6 +208,7 @@ def test_frames_files_and_spark_give_equal_models(orca_spark, tmp_path):
     assert expected.evaluate(frame) == pytest.approx(expected.evaluate(rows))
 
 
+@pytest.mark.slow
 def test_trials_on_spark_are_those_of_this_machine(orca_spark):
     rows = customers(240).drop(columns="since")
     names = {"feature_cols": ["age", "visits", "city", "member"]}
@@ -261,6 +266,7 @@ def test_wrong_rows_of_a_prediction_are_errors(tmp_path):
         TableEstimator.load(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_an_error_of_a_model_is_in_the_leaderboard():
     def fails_for_constants(y_true, y_pred):
         if len(set(y_pred)) == 1:

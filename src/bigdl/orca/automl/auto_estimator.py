@@ -220,7 +220,7 @@ class AutoEstimator:
 
     @staticmethod
     def from_table(
-        data: Any,
+        data: object,
         label: str,
         *,
         time_limit: float | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from bigdl.runtime.shards.values import is_frame
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyspark.sql import DataFrame
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -29,7 +30,9 @@ _TEXTS = ("string", "mixed-integer", "categorical")
 _MOST_CLASSES = 20  # integers with more distinct values are the target of a regression
 
 
-def read_frame(data: Any, columns: Sequence[str] | None = None, name: str = "data") -> pd.DataFrame:
+def read_frame(
+    data: object, columns: Sequence[str] | None = None, name: str = "data"
+) -> pd.DataFrame:
     """Read a table into a pandas DataFrame of this process.
 
     Parameters
@@ -47,8 +50,9 @@ def read_frame(data: Any, columns: Sequence[str] | None = None, name: str = "dat
         If the type is not supported, or a column or file is missing.
     """
     if is_frame(data):
-        frame = data
+        frame = cast("pd.DataFrame", data)
     elif is_spark_frame(data):
+        data = cast("DataFrame", data)
         _check_columns(data.columns, columns, name)
         return (data if columns is None else data.select(*quoted(columns))).toPandas()
     elif is_path(data):
@@ -74,12 +78,12 @@ def quoted(columns: Sequence[str]) -> list[str]:
     return ["`{}`".format(each.replace("`", "``")) for each in columns]
 
 
-def _read_path(path: Any) -> pd.DataFrame:
+def _read_path(path: object) -> pd.DataFrame:
     if str(path).lower().endswith((".csv", ".csv.gz")):
         import pandas as pd
 
         try:
-            return pd.read_csv(path)
+            return pd.read_csv(str(path))
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"The file {str(path)!r} cannot be read: {error}", code="path-unusable", path=path
@@ -371,7 +375,7 @@ class TableTarget:
         return chosen.astype(types.pop()) if types in ({int}, {float}, {bool}) else chosen
 
 
-def _python_value(value: Any) -> Any:
+def _python_value(value: object) -> object:
     return value.item() if hasattr(value, "item") else value
 
 

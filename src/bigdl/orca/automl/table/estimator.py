@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from bigdl.training.state import dumps, loads
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
     from bigdl.common.types import ColumnNames
 
@@ -134,8 +135,8 @@ class TableEstimator:
         return self._leaderboard.copy()
 
     def predict(
-        self, data: Any, *, output: str | None = None, output_col: str = "prediction"
-    ) -> Any:
+        self, data: object, *, output: str | None = None, output_col: str = "prediction"
+    ) -> pd.DataFrame | DataFrame:
         """Add a column of predictions to a table.
 
         Parameters
@@ -169,15 +170,16 @@ class TableEstimator:
         (3, 1.0)
         """
         output = self._output(output)
-        frame = data if is_spark_frame(data) else read_frame(data)
-        if output_col in frame.columns:
+        frame = None if is_spark_frame(data) else read_frame(data)
+        table = cast("DataFrame", data) if frame is None else frame
+        if output_col in table.columns:
             raise UsageError(
                 f"data already has a column {output_col!r}; pass another output_col",
                 code="column-duplicate",
                 column=output_col,
             )
-        if is_spark_frame(data):
-            return self._predict_in_spark(data, output, output_col)
+        if frame is None:
+            return self._predict_in_spark(cast("DataFrame", data), output, output_col)
         result = frame.copy(deep=False)
         result[output_col] = self._column(frame, output)
         return result
@@ -201,11 +203,11 @@ class TableEstimator:
         mean: np.ndarray = scores.mean(axis=0)
         return mean
 
-    def _column(self, frame: pd.DataFrame, output: str) -> Any:
+    def _column(self, frame: pd.DataFrame, output: str) -> np.ndarray | list[list[float]]:
         scores = self._scores(frame)
         return scores.tolist() if output == "probability" else self._target.decode(scores)
 
-    def _predict_in_spark(self, data: Any, output: str, output_col: str) -> Any:
+    def _predict_in_spark(self, data: DataFrame, output: str, output_col: str) -> DataFrame:
         from pyspark.sql import functions
 
         read_frame(data.limit(0), self.feature_cols)  # which checks the columns
@@ -217,7 +219,7 @@ class TableEstimator:
         columns = [functions.col(each) for each in quoted(self.feature_cols)]
         return data.withColumn(output_col, function(*columns))
 
-    def evaluate(self, data: Any, metrics: Sequence[str] | None = None) -> dict[str, float]:
+    def evaluate(self, data: object, metrics: Sequence[str] | None = None) -> dict[str, float]:
         """Compute metrics on rows with labels, which should not be those of the search.
 
         Parameters
@@ -368,7 +370,7 @@ class _Predictions:
 
 
 def fit_table(
-    data: Any,
+    data: object,
     label: str,
     *,
     time_limit: float | None,
@@ -418,7 +420,7 @@ def fit_table(
     chosen_metric = TableMetric.of(metric, metric_mode, target)
     features = TableFeatures.of(frame, names, categorical)
     y = target.encode(frame[label])
-    divided = create_folds(
+    table_folds = create_folds(
         y,
         folds,
         seed,
@@ -433,7 +435,7 @@ def fit_table(
     job = TableJob(
         features.encode(frame),
         y,
-        divided,
+        table_folds,
         target.task,
         len(target.classes),
         features.category_counts,

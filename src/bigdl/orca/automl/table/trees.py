@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from bigdl.orca.automl import hp
 from bigdl.orca.automl.table.columns import BINARY, REGRESSION, TableRows
 from bigdl.orca.automl.table.model import FoldModel, TrainingRows
 from bigdl.orca.automl.table.preparation import FittedPreparation
+
+if TYPE_CHECKING:
+    import xgboost
 
 _PATIENCE = 50  # rounds without an improvement
 _MOST_ROUNDS = 2000
@@ -49,13 +52,10 @@ class XGBoostModel(FoldModel):
         train = _tree_matrix(preparation, data.rows, data.y, data.threads)
         held_out = _tree_matrix(preparation, data.held_out, data.held_out_y, data.threads)
         rounds = config.get("rounds", _MOST_ROUNDS)
-        callbacks = [AtDeadline()]
-        if rounds > 1:
-            callbacks.append(
-                xgboost.callback.EarlyStopping(
-                    rounds=_PATIENCE, save_best=True, min_delta=_least(data)
-                )
-            )
+        callbacks: list[Any] = [AtDeadline()]
+        if rounds > 1:  # first: it must see the round after which training is late
+            stopping = {"rounds": _PATIENCE, "save_best": True, "min_delta": _least(data)}
+            callbacks.insert(0, xgboost.callback.EarlyStopping(**stopping))
         parameters = {name: value for name, value in config.items() if name != "rounds"}
         booster = xgboost.train(
             {**_objective(data), "nthread": data.threads, "seed": data.seed, **parameters},
@@ -128,7 +128,7 @@ def _objective(data: TrainingRows) -> dict[str, Any]:
 
 def _tree_matrix(
     preparation: FittedPreparation, rows: TableRows, y: np.ndarray | None = None, threads: int = 0
-) -> Any:
+) -> xgboost.DMatrix:
     import xgboost
 
     numbers = rows.numbers.shape[1]
