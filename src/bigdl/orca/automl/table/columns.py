@@ -64,7 +64,7 @@ def read_frame(
             code="data-type",
             argument=name,
         )
-    _check_columns(frame.columns, columns, name)
+    _check_columns(list(frame.columns), columns, name)
     return frame if columns is None else frame[list(columns)]
 
 
