@@ -48,7 +48,7 @@ class FitRun:
         tracking_uri: str | None = None,
     ):
         mlflow = require("mlflow", "mlflow")
-        self.tracking_uri = _for_workers(tracking_uri or mlflow.get_tracking_uri())
+        self.tracking_uri = uri_for_workers(tracking_uri or mlflow.get_tracking_uri())
         active = mlflow.active_run()
         self._is_new = run_id is None and active is None
         if not self._is_new and (experiment_name or run_name):
@@ -104,7 +104,7 @@ class FitRun:
             self._client().set_terminated(self.run_id)
 
 
-def _for_workers(uri: str) -> str:
+def uri_for_workers(uri: str) -> str:
     """Return an MLflow URI with absolute paths, since a worker's current directory may differ."""
     scheme, colon, path = uri.partition(":///")
     if scheme == "sqlite" and colon:

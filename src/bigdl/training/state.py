@@ -91,7 +91,21 @@ def _plain_types() -> list[Any]:
     builders = [np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0], _codecs.encode]
     dtypes = [type(np.dtype(code)) for code in np.typecodes["All"]]
     values = [
-        *(set, frozenset, complex, range, slice, bytes, bytearray, int, float, str, list, dict, bool),
+        *(
+            set,
+            frozenset,
+            complex,
+            range,
+            slice,
+            bytes,
+            bytearray,
+            int,
+            float,
+            str,
+            list,
+            dict,
+            bool,
+        ),
         *(collections.defaultdict, collections.deque, collections.Counter),
         *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
         *(decimal.Decimal, fractions.Fraction),

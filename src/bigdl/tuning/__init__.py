@@ -10,6 +10,7 @@ this package.
 """
 
 from bigdl.common.dropped import explain_imports
+from bigdl.tuning.display import SearchDisplay
 from bigdl.tuning.distributed import SparkStudy, optimize
 from bigdl.tuning.hyperopt import HyperoptSpace, from_hyperopt
 from bigdl.tuning.runner import run_trials
@@ -26,6 +27,7 @@ __all__ = [
     "HyperoptSpace",
     "PrunerType",
     "SamplerType",
+    "SearchDisplay",
     "SparkStudy",
     "create_pruner",
     "create_sampler",
