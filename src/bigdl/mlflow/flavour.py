@@ -28,17 +28,19 @@ if TYPE_CHECKING:
     from mlflow.models.model import Model, ModelInfo
 
     from bigdl.orca.learn.estimator import TrainingEstimator
+    from bigdl.orca.learn.trees.estimator import XGBEstimator
 
 FLAVOR_NAME = "bigdl"
 _FOLDER, _MODEL, _OPTIONS = "bigdl", "model.pkl", "predict.json"
 _PACKAGES = {
     "pytorch": ("torch",),
     "keras": ("keras", "tensorflow", "torch"),
+    "xgboost": ("xgboost", "torch"),
 }
 
 
 def log_model(
-    estimator: TrainingEstimator,
+    estimator: TrainingEstimator | XGBEstimator,
     name: str = "model",
     *,
     registered_model_name: str | None = None,
@@ -49,8 +51,9 @@ def log_model(
 
     Parameters
     ----------
-    estimator : PyTorchEstimator or KerasEstimator
-        An Estimator of :mod:`bigdl.orca.learn.pytorch` or :mod:`bigdl.orca.learn.tf2`.
+    estimator : PyTorchEstimator, KerasEstimator or XGBEstimator
+        An Estimator of :mod:`bigdl.orca.learn.pytorch`, :mod:`bigdl.orca.learn.tf2` or
+        :mod:`bigdl.orca.learn.trees`.
     name : str
         Name of the model in the run.
     registered_model_name : str, optional
@@ -94,7 +97,7 @@ def log_model(
 
 
 def save_model(
-    estimator: TrainingEstimator,
+    estimator: TrainingEstimator | XGBEstimator,
     path: str | os.PathLike,
     *,
     signature: ModelSignature | bool | None = None,
@@ -114,7 +117,7 @@ def save_model(
 
     Parameters
     ----------
-    estimator : PyTorchEstimator or KerasEstimator
+    estimator : PyTorchEstimator, KerasEstimator or XGBEstimator
     path : str
         Target directory, which must not exist.
     signature : mlflow.models.ModelSignature, optional
@@ -209,7 +212,7 @@ def _requirements(framework: str) -> list[str]:
 
 def load_model(
     model_uri: str, backend: str = "local", *, dst_path: str | None = None
-) -> TrainingEstimator:
+) -> TrainingEstimator | XGBEstimator:
     """Load a model that :func:`save_model` or :func:`log_model` saved, as an Estimator.
 
     The Estimator can predict. To fit it, create an Estimator with a loss and an optimizer. Models
@@ -226,7 +229,7 @@ def load_model(
 
     Returns
     -------
-    PyTorchEstimator or KerasEstimator
+    PyTorchEstimator, KerasEstimator or XGBEstimator
 
     Raises
     ------
@@ -262,6 +265,10 @@ def load_model(
         from bigdl.orca.learn.pytorch.estimator import PyTorchEstimator
 
         return PyTorchEstimator.of_packed_model(data, backend)
+    if flavor["framework"] == "xgboost":
+        from bigdl.orca.learn.trees.estimator import XGBEstimator
+
+        return XGBEstimator.of_packed_model(data, backend)
     from bigdl.orca.learn.tf2.estimator import KerasEstimator
 
     return KerasEstimator.of_packed_model(data, backend)

@@ -91,11 +91,11 @@ class SearchDisplay:
     def _show_table(self, study: Study) -> None:
         from IPython.display import HTML, display
 
-        page = HTML(self._html(study))
+        page = HTML(self._html(study))  # type: ignore[no-untyped-call]
         if self._handle is None:
-            self._handle = display(page, display_id=True)
+            self._handle = display(page, display_id=True)  # type: ignore[no-untyped-call]
         else:
-            self._handle.update(page)
+            self._handle.update(page)  # type: ignore[no-untyped-call]
 
     def _html(self, study: Study) -> str:
         from html import escape

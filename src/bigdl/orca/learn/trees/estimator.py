@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -19,10 +20,11 @@ from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.storage import read_bytes, write_bytes
 from bigdl.orca.data.feeds import as_feed, input_type_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
-from bigdl.orca.inference.shipping import ShippedModel, ship_model
+from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, ship_model
 from bigdl.orca.learn.backends import BACKENDS, resolve_backend
 from bigdl.orca.learn.estimator import PredictingEstimator, PredictionRequest
 from bigdl.orca.learn.prediction.classes import Scores, unknown_scores
+from bigdl.orca.learn.prediction.predictor import PredictOptions
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.orca.learn.trees.matrix import TreeColumns
@@ -39,6 +41,7 @@ from bigdl.orca.learn.trees.program import (
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.engine import Engine, OpenJob
 from bigdl.runtime.failure import FailurePolicy
+from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.feed import Feed
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.runtime.shards.values import is_frame
@@ -815,6 +818,40 @@ class XGBEstimator(PredictingEstimator):
         self._shipped = ship_model(lambda: model, self._shipped, cluster.broadcaster, *origin)
         return self._shipped
 
+    def packed_model(
+        self,
+        sample: object = None,
+        feature_cols: ColumnNames | None = None,
+        batch_size: int = _BATCH_ROWS,
+        output_cols: ColumnNames | None = None,
+        accelerate: str | os.PathLike | None = None,
+    ) -> tuple[bytes, PredictOptions]:
+        """Return the pickled trees and their prediction options, for :mod:`bigdl.mlflow`.
+
+        See :meth:`as_udf` for the arguments; `sample` is not needed.
+        """
+        if accelerate is not None:
+            raise UsageError(
+                f"accelerate={accelerate!r} is not supported for trees; XGBoost predicts them",
+                code="unsupported",
+                argument="accelerate",
+            )
+        names = self._columns.features if feature_cols is None else feature_cols
+        request = self._request(None, names, batch_size, output_cols, None, "value")
+        predictor = self._predictor(request, None, LocalMachine())
+        shipped = cast("ShippedModel", predictor.shipped)
+        return shipped.broadcast.value, predictor.options
+
+    @classmethod
+    def of_packed_model(cls, data: bytes, backend: str) -> XGBEstimator:
+        """Create an Estimator from the bytes that :meth:`packed_model` returned."""
+        trees: TreeModel = ModelBytes(data).snapshot()
+        booster = read_booster(trees.data)
+        objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
+        estimator = cls(objective=objective, backend=backend, missing=trees.missing)
+        estimator._use_trees(trees.data, read_facts(booster))
+        return estimator
+
     # -- model -----------------------------------------------------------------------------------
 
     def _require_model(self) -> bytes:
@@ -961,6 +998,10 @@ class XGBEstimator(PredictingEstimator):
                 code="file-format",
                 path=path,
             ) from error
+        self._use_trees(data, facts)
+
+    def _use_trees(self, data: bytes, facts: dict[str, Any]) -> None:
+        """Replace the trees and the columns of the last fit."""
         self._model, self._shipped, self._history = data, None, []
         features = facts.get("features")
         self._columns = TreeColumns(
