@@ -311,7 +311,7 @@ class AutoEstimator:
         >>> from sklearn.datasets import load_diabetes
         >>> from bigdl.orca.automl.auto_estimator import AutoEstimator
         >>> rows = load_diabetes(as_frame=True).frame
-        >>> table = AutoEstimator.from_table(rows[:300], label="target", time_limit=20, folds=3)
+        >>> table = AutoEstimator.from_table(rows[:300], label="target", n_trials=3, folds=3)
         >>> table.task
         'regression'
         >>> table.evaluate(rows[300:], ["r2"])["r2"] > 0.3
