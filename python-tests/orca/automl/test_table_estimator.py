@@ -155,7 +155,7 @@ def test_equal_seeds_give_equal_leaderboards_and_predictions():
 
 @pytest.mark.slow
 def test_a_search_ends_at_its_time_limit_with_a_model():
-    table = fit(customers(), "paid", ["linear", "xgboost", "net"], None, time_limit=12)
+    table = fit(customers(), "paid", ["linear", "xgboost", "net"], None, time_limit=60)
     board = table.leaderboard()
     assert table.best_model != "constant"
     assert set(board["status"]) <= {"finished", "time limit", "stopped"}
