@@ -15,6 +15,7 @@ import numpy as np
 
 from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError, require
+from bigdl.common.timeouts import TRIAL_START_S
 from bigdl.orca.automl import hp
 from bigdl.orca.automl.table.columns import TableRows, TableTarget
 from bigdl.orca.automl.table.folds import TableFold
@@ -49,7 +50,6 @@ _DRAWN = ("xgboost", "lightgbm", "net", "xgboost", "lightgbm", "forest", "net", 
 """Models of the trials after the defaults, which repeat."""
 
 _SHARE = 0.5  # of the remaining time that one trial may use
-_LATE_S = 0.5  # a trial that starts later than this before the deadline would learn nothing
 
 
 def available_models(names: Sequence[str] | None) -> list[str]:
@@ -178,7 +178,7 @@ class TableObjective:
 
     def __call__(self, trial: RemoteTrial, job: TableJob) -> float:
         remaining = job.deadline - time.time()
-        if remaining < _LATE_S and trial.number > 0:
+        if remaining < TRIAL_START_S and trial.number > 0:
             trial.study.stop()
             raise _pruned("There was no time left")
         config = self.space.config(trial)
