@@ -53,9 +53,7 @@ LOCK_LOOK_S = 0.05  # interval of attempts to lock a file where the system canno
 MEMORY_LOOK_S = 0.002  # interval at which the memory of a trial is sampled
 CLOCK_STEP_S = 2.0  # tolerance for a process's start time after the system clock was set
 SEARCH_END_S = 2.0  # workers may take this long to end after the last trial of a search
-TRIAL_START_S = (
-    0.5  # a trial of a table that would start later before the time limit learns nothing
-)
+TRIAL_START_S = 0.5  # a trial that would start later before its time limit learns nothing
 PULSE_S = 0.05  # interval at which a worker that chaos slows down is stopped and continued
 CHAOS_LOOK_S = 0.1  # interval at which disturbed fits are polled
 STUDY_HEARTBEAT_S = 1.0  # interval at which the heartbeats of running trials are due
