@@ -109,7 +109,7 @@ def _check_columns(known: Sequence[str], wanted: Sequence[str] | None, name: str
 
 
 @dataclass
-class TableRows:
+class MatrixRows:
     """Rows of a table as two matrices.
 
     Attributes
@@ -126,9 +126,9 @@ class TableRows:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def take(self, indices: np.ndarray) -> TableRows:
+    def take(self, indices: np.ndarray) -> MatrixRows:
         """Return the rows at some indices."""
-        return TableRows(self.numbers[indices], self.codes[indices])
+        return MatrixRows(self.numbers[indices], self.codes[indices])
 
 
 @dataclass
@@ -171,7 +171,7 @@ class TableFeatures:
 
     @property
     def number_names(self) -> list[str]:
-        """Names of the columns of :attr:`TableRows.numbers`."""
+        """Names of the columns of :attr:`MatrixRows.numbers`."""
         names = []
         for name, each in self.types.items():
             names += [name] if each == NUMBER else []
@@ -180,10 +180,10 @@ class TableFeatures:
 
     @property
     def category_counts(self) -> list[int]:
-        """Number of categories of each column of :attr:`TableRows.codes`."""
+        """Number of categories of each column of :attr:`MatrixRows.codes`."""
         return [len(each) for each in self.categories.values()]
 
-    def encode(self, frame: pd.DataFrame) -> TableRows:
+    def encode(self, frame: pd.DataFrame) -> MatrixRows:
         """Convert rows to matrices.
 
         Raises
@@ -200,7 +200,7 @@ class TableFeatures:
                 numbers += _date_parts(frame[name], name)
         codes = [_codes_of(frame[name], texts) for name, texts in self.categories.items()]
         empty = np.empty((len(frame), 0))
-        return TableRows(
+        return MatrixRows(
             np.ascontiguousarray(np.stack(numbers, 1) if numbers else empty, np.float32),
             np.ascontiguousarray(np.stack(codes, 1) if codes else empty, np.int32),
         )

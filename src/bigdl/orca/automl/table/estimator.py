@@ -18,7 +18,7 @@ from bigdl.orca.automl.table.columns import (
     REGRESSION,
     TASKS,
     TableFeatures,
-    TableRows,
+    MatrixRows,
     TableTarget,
     is_spark_frame,
     quoted,
@@ -196,7 +196,7 @@ class TableEstimator:
         return output or usual
 
     def _scores(self, frame: pd.DataFrame) -> np.ndarray:
-        rows: TableRows = self._features.encode(frame)
+        rows: MatrixRows = self._features.encode(frame)
         if not len(rows):
             return np.zeros((0, len(self.classes)) if self.classes else 0)
         scores = np.stack([model.scores(rows) for model in self._models])
@@ -215,7 +215,7 @@ class TableEstimator:
         types = {by_type.get(type(label), "double") for label in self.classes}
         element = types.pop() if len(types) == 1 else "string"
         returns = {"class": element, "probability": "array<double>", "value": "double"}[output]
-        function = arrow_udf(_Predictions(self._content(), output), returns, iterates=True)
+        function = arrow_udf(_SparkPredictions(self._content(), output), returns, iterates=True)
         columns = [functions.col(each) for each in quoted(self.feature_cols)]
         return data.withColumn(output_col, function(*columns))
 
@@ -351,7 +351,7 @@ def _of_content(data: bytes, path: str = "") -> TableEstimator:
     )
 
 
-class _Predictions:
+class _SparkPredictions:
     """Function of Spark that predicts batches of rows, and creates the models once per task."""
 
     def __init__(self, content: bytes, output: str):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bigdl.orca.automl import hp
-from bigdl.orca.automl.table.columns import REGRESSION, TableRows
+from bigdl.orca.automl.table.columns import REGRESSION, MatrixRows
 from bigdl.orca.automl.table.preparation import FittedPreparation
 
 _LINEAR_CATEGORIES = 32  # one column for each of the most frequent categories
@@ -22,9 +22,9 @@ class TrainingRows:
 
     Attributes
     ----------
-    rows, y : TableRows and ndarray
+    rows, y : MatrixRows and ndarray
         Training rows, and class indices or values.
-    held_out, held_out_y : TableRows and ndarray
+    held_out, held_out_y : MatrixRows and ndarray
         Rows that decide when training stops; they are not those on which the model is scored.
     task : {"binary", "multiclass", "regression"}
     classes : int
@@ -36,9 +36,9 @@ class TrainingRows:
         Time (``time.time()``) at which training stops with what it has learned.
     """
 
-    rows: TableRows
+    rows: MatrixRows
     y: np.ndarray
-    held_out: TableRows
+    held_out: MatrixRows
     held_out_y: np.ndarray
     task: str
     classes: int
@@ -78,7 +78,7 @@ class FoldModel(ABC):
         """Train a model."""
 
     @abstractmethod
-    def scores(self, rows: TableRows) -> np.ndarray:
+    def scores(self, rows: MatrixRows) -> np.ndarray:
         """Return probabilities of the classes, or values."""
 
     @abstractmethod
@@ -165,7 +165,7 @@ class LinearModel(FoldModel):
         return cls(FittedPreparation(**state["preparation"]), state["weights"], state["bias"])
 
 
-def _design(preparation: FittedPreparation, rows: TableRows) -> np.ndarray:
+def _design(preparation: FittedPreparation, rows: MatrixRows) -> np.ndarray:
     """Return scaled numbers and one column for each frequent category."""
     parts = [preparation.scaled_numbers(rows)]
     codes = preparation.known_codes(rows)

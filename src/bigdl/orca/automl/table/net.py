@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.orca.automl import hp
-from bigdl.orca.automl.table.columns import REGRESSION, TableRows
+from bigdl.orca.automl.table.columns import REGRESSION, MatrixRows
 from bigdl.orca.automl.table.model import FoldModel, softmax
 from bigdl.orca.automl.table.preparation import FittedPreparation
 
@@ -74,7 +74,7 @@ class NetModel(FoldModel):
         return cls(FittedPreparation(**state["preparation"]), state["shape"], state["weights"])
 
 
-def _inputs(preparation: FittedPreparation, rows: TableRows) -> dict[str, np.ndarray]:
+def _inputs(preparation: FittedPreparation, rows: MatrixRows) -> dict[str, np.ndarray]:
     """Return the inputs of the network: numbers, and codes from 1 if there are categories."""
     inputs = {"numbers": preparation.scaled_numbers(rows)}
     if rows.codes.shape[1]:

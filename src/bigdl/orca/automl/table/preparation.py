@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.orca.automl.table.columns import TableRows
+from bigdl.orca.automl.table.columns import MatrixRows
 
 _MOST_CATEGORIES = 254
 _ID_ROWS = 50  # a column of texts with more distinct values, half of them unique, is an id
@@ -31,12 +31,12 @@ class FittedPreparation:
     scales: np.ndarray
 
     @classmethod
-    def fit(cls, rows: TableRows, counts: list[int]) -> FittedPreparation:
+    def fit(cls, rows: MatrixRows, counts: list[int]) -> FittedPreparation:
         """Fit the preparation on training rows.
 
         Parameters
         ----------
-        rows : TableRows
+        rows : MatrixRows
         counts : list of int
             Number of categories of each category column of the table.
         """
@@ -56,20 +56,20 @@ class FittedPreparation:
         """Number of known categories of each category column."""
         return [int(table.max(initial=-1)) + 1 for table in self.codes]
 
-    def known_codes(self, rows: TableRows) -> np.ndarray:
+    def known_codes(self, rows: MatrixRows) -> np.ndarray:
         """Return the model's codes of the categories; -1 for missing and unknown ones."""
         result = np.empty(rows.codes.shape, np.int32)
         for index, table in enumerate(self.codes):
             result[:, index] = np.append(table, np.int32(-1))[rows.codes[:, index]]
         return result
 
-    def tree_matrix(self, rows: TableRows) -> np.ndarray:
+    def tree_matrix(self, rows: MatrixRows) -> np.ndarray:
         """Return numbers and codes as one matrix, with NaN for missing values."""
         codes = self.known_codes(rows).astype(np.float32)
         codes[codes < 0] = np.nan
         return np.concatenate([rows.numbers, codes], axis=1)
 
-    def scaled_numbers(self, rows: TableRows) -> np.ndarray:
+    def scaled_numbers(self, rows: MatrixRows) -> np.ndarray:
         """Return numbers scaled to about -3 to 3, 0 if missing, and a mark of missing values."""
         is_missing = np.isnan(rows.numbers)
         scaled = (np.where(is_missing, self.centers, rows.numbers) - self.centers) / self.scales

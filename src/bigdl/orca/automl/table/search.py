@@ -17,12 +17,12 @@ from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError, require
 from bigdl.common.timeouts import TRIAL_START_S
 from bigdl.orca.automl import hp
-from bigdl.orca.automl.table.columns import TableRows, TableTarget
+from bigdl.orca.automl.table.columns import MatrixRows, TableTarget
 from bigdl.orca.automl.table.folds import TableFold
 from bigdl.orca.automl.table.metrics import TableMetric
 from bigdl.orca.automl.table.model import ConstantModel, FoldModel, LinearModel, TrainingRows
 from bigdl.orca.automl.table.net import NetModel
-from bigdl.orca.automl.table.trees import ForestModel, LightGBMModel, XGBoostModel
+from bigdl.orca.automl.table.trees import ForestModel, LightGBMModel, BoostedTrees
 from bigdl.training.state import dumps, loads
 from bigdl.tuning import open_study, optimize
 from bigdl.tuning.spaces import SearchSpace
@@ -39,7 +39,7 @@ logger = logging.getLogger("bigdl.orca")
 
 MODELS: dict[str, type[FoldModel]] = {
     each.name: each
-    for each in (ConstantModel, XGBoostModel, LinearModel, NetModel, LightGBMModel, ForestModel)
+    for each in (ConstantModel, BoostedTrees, LinearModel, NetModel, LightGBMModel, ForestModel)
 }
 """Models by name, in the order in which they are tried first."""
 
@@ -85,7 +85,7 @@ class TableJob:
 
     Attributes
     ----------
-    rows : TableRows
+    rows : MatrixRows
     y : ndarray
         Class indices, or values.
     folds : list of TableFold
@@ -98,7 +98,7 @@ class TableJob:
         Time (``time.time()``) at which training ends; infinite without a time limit.
     """
 
-    rows: TableRows
+    rows: MatrixRows
     y: np.ndarray
     folds: list[TableFold]
     task: str

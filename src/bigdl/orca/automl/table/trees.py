@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.orca.automl import hp
-from bigdl.orca.automl.table.columns import BINARY, REGRESSION, TableRows
+from bigdl.orca.automl.table.columns import BINARY, REGRESSION, MatrixRows
 from bigdl.orca.automl.table.model import FoldModel, TrainingRows
 from bigdl.orca.automl.table.preparation import FittedPreparation
 
@@ -19,7 +19,7 @@ _MOST_ROUNDS = 2000
 _INTEGERS = ("num_leaves", "min_data_in_leaf")  # of LightGBM
 
 
-class XGBoostModel(FoldModel):
+class BoostedTrees(FoldModel):
     """Boosted trees of XGBoost; categories are split as sets."""
 
     name = "xgboost"
@@ -86,7 +86,7 @@ class XGBoostModel(FoldModel):
         return cls(FittedPreparation(**state["preparation"]), booster, state["task"])
 
 
-class ForestModel(XGBoostModel):
+class ForestModel(BoostedTrees):
     """Random forest of XGBoost."""
 
     name = "forest"
@@ -127,7 +127,7 @@ def _objective(data: TrainingRows) -> dict[str, Any]:
 
 
 def _tree_matrix(
-    preparation: FittedPreparation, rows: TableRows, y: np.ndarray | None = None, threads: int = 0
+    preparation: FittedPreparation, rows: MatrixRows, y: np.ndarray | None = None, threads: int = 0
 ) -> xgboost.DMatrix:
     import xgboost
 
