@@ -3,7 +3,7 @@
 Both sides get the same training rows and are scored on the same held-out rows, for several
 divisions. The baseline is HistGradientBoosting of scikit-learn with its default settings.
 
-    python benchmarks/tables.py --time-limit 60 --seeds 3
+    python benchmarks/tables.py --trials 12 --seeds 3
 """
 
 import argparse
@@ -34,7 +34,7 @@ def baseline(train, test, is_regression):
     return log_loss(test["target"], probabilities, labels=model.classes_)
 
 
-def run(name, seed, time_limit):
+def run(name, seed, limits):
     """Return the errors and seconds of both sides for one division of a table."""
     rows = getattr(datasets, f"load_{name}")(as_frame=True).frame
     is_regression = name == "diabetes"
@@ -44,9 +44,7 @@ def run(name, seed, time_limit):
     simple = baseline(train, test, is_regression)
     between = time.perf_counter()
     metric = "rmse" if is_regression else "logloss"
-    table = AutoEstimator.from_table(
-        train, label="target", time_limit=time_limit, metric=metric, seed=seed
-    )
+    table = AutoEstimator.from_table(train, label="target", metric=metric, seed=seed, **limits)
     ended = time.perf_counter()
     return {
         "table": name,
@@ -63,15 +61,18 @@ def run(name, seed, time_limit):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--time-limit", type=float)
+    parser.add_argument("--trials", type=int, help="instead of a time limit; default 12")
+    parser.add_argument("--cpus", type=int, help="threads of a trial")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tables", nargs="*", default=TABLES, choices=TABLES)
     parser.add_argument("--json")
     arguments = parser.parse_args()
+    trials = arguments.trials or (None if arguments.time_limit else 12)
+    limits = {"time_limit": arguments.time_limit, "n_trials": trials}
+    limits["cpus_per_trial"] = arguments.cpus
     results = [
-        run(name, seed, arguments.time_limit)
-        for name in arguments.tables
-        for seed in range(arguments.seeds)
+        run(name, seed, limits) for name in arguments.tables for seed in range(arguments.seeds)
     ]
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:

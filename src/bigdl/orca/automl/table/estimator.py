@@ -17,8 +17,8 @@ from bigdl.common.storage import read_bytes, write_bytes
 from bigdl.orca.automl.table.columns import (
     REGRESSION,
     TASKS,
-    TableFeatures,
     MatrixRows,
+    TableFeatures,
     TableTarget,
     is_spark_frame,
     quoted,

@@ -22,7 +22,7 @@ from bigdl.orca.automl.table.folds import TableFold
 from bigdl.orca.automl.table.metrics import TableMetric
 from bigdl.orca.automl.table.model import ConstantModel, FoldModel, LinearModel, TrainingRows
 from bigdl.orca.automl.table.net import NetModel
-from bigdl.orca.automl.table.trees import ForestModel, LightGBMModel, BoostedTrees
+from bigdl.orca.automl.table.trees import BoostedTrees, ForestModel, LightGBMModel
 from bigdl.training.state import dumps, loads
 from bigdl.tuning import open_study, optimize
 from bigdl.tuning.spaces import SearchSpace
