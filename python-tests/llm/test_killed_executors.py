@@ -20,12 +20,14 @@ MARKS = {
 }
 
 
-def running(kind):
-    """Return the processes of one kind that descend from this program, and engines."""
+def running(kind, cache):
+    """Return the processes of one kind that descend from this program, and its engines."""
     found = []
-    for process in psutil.process_iter():
+    children = psutil.Process().children(recursive=True)
+    for process in psutil.process_iter() if kind == "engine" else children:
         with contextlib.suppress(psutil.Error):
-            if MARKS[kind] in " ".join(process.cmdline()):
+            is_marked = MARKS[kind] in " ".join(process.cmdline())
+            if is_marked and (kind != "engine" or cache in " ".join(process.cmdline())):
                 found.append(process)
     return found
 
@@ -33,8 +35,9 @@ def running(kind):
 class Killer(threading.Thread):
     """Thread that kills ten processes of the three kinds while a job runs."""
 
-    def __init__(self):
+    def __init__(self, cache):
         super().__init__()
+        self._cache = cache
         self.finished, self.killed = threading.Event(), []
         self._random = random.Random(4)
 
@@ -42,7 +45,7 @@ class Killer(threading.Thread):
         kinds = ["executor"] * 2 + ["worker"] * 4 + ["engine"] * 4
         self._random.shuffle(kinds)
         while kinds and not self.finished.wait(2):
-            processes = running(kinds[-1])
+            processes = running(kinds[-1], self._cache)
             if processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._random.choice(processes).kill()
@@ -60,7 +63,7 @@ def test_ten_kills_lose_and_double_no_row(local_cluster, tmp_path, monkeypatch):
     texts = [poison[n % 2] if n in poisoned else f"row {n} of the text" for n in range(ROWS)]
     frame = pd.DataFrame({"id": range(ROWS), "text": texts})
     data = local_cluster.createDataFrame(frame).repartition(40, "id")
-    killer = Killer()
+    killer = Killer(str(tmp_path / "cache"))
     killer.start()
     try:
         result = prompt(

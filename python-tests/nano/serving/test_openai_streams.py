@@ -113,6 +113,7 @@ def test_a_client_that_reads_nothing_is_cut_off(models, monkeypatch):
         line.connect(("127.0.0.1", server.http_port))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
         line.sendall(f"{head}\r\n\r\n".encode() + body)
+        assert line.recv(12) == b"HTTP/1.1 200"
         end = time.monotonic() + 120
         while connections(server):
             assert time.monotonic() < end

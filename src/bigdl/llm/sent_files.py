@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from bigdl.llm.facts import FACTS
 
 logger = logging.getLogger("bigdl.llm")
 
-PART = 64 << 20  # bytes that the driver or a task holds in memory at once
+PART = 64 << 20  # bytes of a broadcast
 
 
 class Broadcast(Protocol):
@@ -95,14 +95,29 @@ def _parts(folder: Path) -> Iterator[tuple[list[tuple[str, int]], bytes]]:
         yield contents, bytes(data)
 
 
-_sent: weakref.WeakKeyDictionary[Broadcaster, dict[str, SentFiles]] = weakref.WeakKeyDictionary()
+_sent: weakref.WeakKeyDictionary[Broadcaster, dict[str, SentFiles | None]]
+_sent = weakref.WeakKeyDictionary()
 
 
-def sent_files(folder: Path, digest: str, broadcaster: Broadcaster) -> SentFiles:
-    """Return the broadcasts of a model, which are created once for each broadcaster."""
+def sent_files(
+    folder: Path, digest: str, broadcaster: Broadcaster, sees: Callable[[str], bool]
+) -> SentFiles | None:
+    """Return the broadcasts of a model, or None if all tasks see its folder.
+
+    The result is determined once for each broadcaster.
+
+    Parameters
+    ----------
+    folder : Path
+    digest : str
+    broadcaster : Broadcaster
+    sees : callable
+        Returns True if tasks can read a path.
+    """
     models = _sent.setdefault(broadcaster, {})
     if digest not in models:
-        models[digest] = SentFiles(folder, broadcaster)
+        is_seen = sees(str(folder / FACTS))
+        models[digest] = None if is_seen else SentFiles(folder, broadcaster)
     return models[digest]
 
 

@@ -104,8 +104,7 @@ def _shared_on_spark(function: ColumnFunction) -> ColumnFunction:
     from bigdl.orca.cluster.connect import active_spark
 
     cluster = active_spark()
-    broadcaster = None if cluster.sees_files else cluster.broadcaster
-    return _shared(function, cluster.cores_per_node, broadcaster)
+    return _shared(function, cluster.cores_per_node, cluster.broadcaster, cluster.sees)
 
 
 def _shared_on_ray(function: ColumnFunction) -> ColumnFunction:
@@ -117,19 +116,20 @@ def _shared_on_ray(function: ColumnFunction) -> ColumnFunction:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     counts = (node["Resources"].get("CPU", 0) for node in nodes)
     threads = int(min((count for count in counts if count >= 1), default=1))
-    several = len({node["NodeManagerHostname"] for node in nodes}) > 1
-    broadcaster = RayCluster.from_active().broadcaster if several else None
-    return _shared(function, threads, broadcaster)
+    is_one = len({node["NodeManagerHostname"] for node in nodes}) == 1
+    return _shared(function, threads, RayCluster.from_active().broadcaster, lambda path: is_one)
 
 
 def _shared(
-    function: ColumnFunction, threads: int, broadcaster: Broadcaster | None
+    function: ColumnFunction,
+    threads: int,
+    broadcaster: Broadcaster,
+    sees: Callable[[str], bool],
 ) -> ColumnFunction:
-    """Return the function with a shared engine, and send its model to machines without it."""
+    """Return the function with a shared engine, and its model's files if tasks do not see them."""
     function = copy.copy(function)
-    model, files = function.model, None
-    if broadcaster is not None:
-        files = sent_files(Path(model.path), str(model.facts["digest"]), broadcaster)
+    model = function.model
+    files = sent_files(Path(model.path), str(model.facts["digest"]), broadcaster, sees)
     function.model = dataclasses.replace(model, threads=threads, files=files)
     return function
 

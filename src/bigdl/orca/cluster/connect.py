@@ -134,10 +134,9 @@ class ConnectCluster(SparkCluster):
         self._facts.broadcaster = self._facts.broadcaster or self
         return self._facts.broadcaster
 
-    @property
-    def sees_files(self) -> bool:
-        """True if the executors of the first inspection could read a file of this machine."""
-        return bool(self._inspect_executors()["sees_files"])
+    def sees(self, path: str) -> bool:
+        self._inspect_executors()  # sends modules that tasks lack
+        return all(self._tasks(_path_checker(path)))
 
     @property
     def driver_host(self) -> str:
@@ -225,7 +224,7 @@ class ConnectCluster(SparkCluster):
 
         Modules that a program imports later are sent at the next call.
         """
-        if not self.sees_files:
+        if not self._inspect_executors()["sees_files"]:
             self._send_modules(zip_modules)
 
     def _send_modules(self, write: Callable[[Path], bool]) -> None:
@@ -603,6 +602,15 @@ def _inspector(file: str) -> Callable[[], dict]:
         }
 
     return inspect
+
+
+def _path_checker(path: str) -> Callable[[], bool]:
+    def exists():
+        import os
+
+        return os.path.exists(path)
+
+    return exists
 
 
 def _connector(host: str, port: int) -> Callable[[], bool]:

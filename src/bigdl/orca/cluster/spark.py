@@ -168,10 +168,11 @@ class SparkCluster:
         """True if tasks run in the driver's JVM (``local[…]``, not ``local-cluster[…]``)."""
         return is_local(self.master)
 
-    @property
-    def sees_files(self) -> bool:
-        """True if tasks certainly run on this machine and can read its files."""
-        return self.is_local or simulated_cluster(self.master) is not None
+    def sees(self, path: str) -> bool:
+        """Return True if a file of this machine exists for as many tasks as run concurrently."""
+        if self.is_local or simulated_cluster(self.master) is not None:
+            return True
+        return all(self.map_shards(_path_checker(path), range(max(1, self.slots()))))
 
     @property
     def is_kubernetes(self) -> bool:
@@ -350,6 +351,10 @@ def refuse_lost() -> None:
         loss = loss_of(SparkContext._active_spark_context)
         if loss is not None:
             raise loss
+
+
+def _path_checker(path: str) -> Callable[[object], list[bool]]:
+    return lambda shards: [os.path.exists(path)]
 
 
 def is_local(master: str) -> bool:
