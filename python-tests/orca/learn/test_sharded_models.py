@@ -1,16 +1,23 @@
 """Models that are divided among the workers: they train as whole ones, and resume on any number."""
 
+import json
+import tempfile
+from types import SimpleNamespace
+
 import faults
 import numpy as np
 import pytest
 import torch
 from refusals import refused
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
-from bigdl.training.sharded_model import MemoryNeed
+from bigdl.orca.learn.pytorch.parts import ModelParts
+from bigdl.orca.learn.pytorch.sharding import divide_model
+from bigdl.training.sharded_model import MemoryNeed, free_memory
 
 WIDTH = 6
 CLOSE = 1e-6
@@ -204,6 +211,45 @@ def test_the_state_is_that_of_a_whole_model(table, tmp_path):
     assert_close(weights_of(loaded), weights_of(divided))
 
 
+def test_weights_of_another_dtype_are_converted(table, tmp_path):
+    def half(config):
+        return Words().to(torch.bfloat16)
+
+    trained = estimator(tmp_path, 2, "full", model=half)
+    trained.fit(table, epochs=1, seed=1, **COLUMNS)
+    expected = {name: value.float() for name, value in weights_of(trained).items()}
+    loaded = estimator(tmp_path / "other", 2, "full")
+    loaded.load_orca_checkpoint(str(tmp_path))
+    losses = [each.evaluate(rows(), batch_size=8)["val_loss"] for each in (trained, loaded)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+    resumed = estimator(tmp_path, 2, "full")
+    resumed.fit(table, epochs=2, seed=1, resume="auto", **COLUMNS)
+    assert_close(weights_of(resumed), expected, 0.2)
+    for entries in resumed.get_state_dict()["optimizers"][0]["state"].values():
+        assert {value.dtype for value in entries.values()} == {torch.float32}
+
+
+def test_the_extra_state_of_a_module_is_loaded(table, tmp_path):
+    class Counted(Words):
+        passes = 0
+
+        def forward(self, ids):
+            self.passes += self.training
+            return super().forward(ids)
+
+        def get_extra_state(self):
+            return {"passes": self.passes}
+
+        def set_extra_state(self, state):
+            self.passes = state["passes"]
+
+    for epochs in (1, 2):
+        trained = estimator(tmp_path, 2, "full", model=lambda config: Counted())
+        trained.fit(table, epochs=epochs, seed=1, resume="auto", **COLUMNS)
+    assert trained.get_model().passes == 8
+
+
 def test_tasks_read_the_weights_of_large_models_from_the_checkpoint(table, tmp_path, monkeypatch):
     trained = estimator(tmp_path, 2, "full")
     trained.fit(table, epochs=1, seed=1, **COLUMNS)
@@ -231,6 +277,56 @@ def test_ten_kills_change_nothing(table, alone, tmp_path):
     assert_close(weights_of(trained), alone)
 
 
+# -- creation ------------------------------------------------------------------------------------
+
+
+def test_only_weights_and_buffers_are_created_without_values(tmp_path):
+    class Shifted(Words):
+        def __init__(self):
+            super().__init__()
+            self.shifts = [torch.linspace(0, 1, 13)]  # neither a parameter nor a buffer
+
+        def forward(self, ids):
+            return super().forward(ids) + self.shifts[0]
+
+    parts = {
+        "model": lambda config: Shifted(),
+        "loss": lambda config: nn.CrossEntropyLoss(weight=torch.linspace(1, 2, 13)),
+        "initialization_hook": lambda: tempfile.mkstemp(dir=tmp_path / "calls"),
+    }
+    (tmp_path / "calls").mkdir()
+    expected, _ = train(tmp_path / "whole", 2, None, rows(), **parts)
+    calls = len([*(tmp_path / "calls").iterdir()])
+    trained, _ = train(tmp_path / "divided", 2, "full", rows(), **parts)
+    assert len([*(tmp_path / "calls").iterdir()]) == 2 * calls
+    assert_close(weights_of(trained), weights_of(expected))
+
+
+def test_a_single_worker_moves_model_and_loss_to_its_device():
+    loss = nn.CrossEntropyLoss(weight=torch.ones(13))
+    parts = ModelParts(model=Words(), loss=loss, shard="full")
+    built, device = parts.build(training=False), torch.device("meta")  # as a GPU, without one
+    alone = SimpleNamespace(world_size=1)
+    assert divide_model(built, parts, alone, device) is None
+    tensors = [*built.model.parameters(), *built.model.buffers(), built.criterion.weight]
+    assert all(tensor.is_meta for tensor in tensors)
+
+
+def test_evaluate_divides_the_model_before_any_fit(tmp_path):
+    class Look(Callback):
+        def before_val_epoch(self, runner):
+            is_divided = isinstance(runner.model, FSDPModule)
+            (tmp_path / f"divided-{runner.rank}").write_text(str(is_divided))
+
+    whole, divided = (estimator(tmp_path / str(shard), 2, shard) for shard in (None, "full"))
+    whole.load_state_dict(weights := Words().state_dict())
+    divided.load_state_dict(weights)
+    expected = whole.evaluate(rows(), batch_size=8)
+    metrics = divided.evaluate(rows(), batch_size=8, callbacks=[Look()])
+    assert metrics["val_loss"] == pytest.approx(expected["val_loss"], abs=1e-6)
+    assert [(tmp_path / f"divided-{rank}").read_text() for rank in range(2)] == ["True", "True"]
+
+
 # -- what is not supported -----------------------------------------------------------------------
 
 
@@ -256,10 +352,35 @@ def test_arguments_of_fit_that_need_whole_models(options, tmp_path):
         estimator(tmp_path, 2, "full").fit(rows(), **options)
 
 
+class AddsWholeTensors(torch.optim.Optimizer):
+    """Optimizer that changes weights by tensors of their shape, as some of other libraries do."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.ndim:
+                parameter.add_(torch.ones(parameter.shape))
+
+
+class KeepsMeans(AddsWholeTensors):
+    """Optimizer whose state has one value for each row of a weight."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.ndim > 1 and parameter.grad is not None:
+                self.state[parameter]["mean"] = parameter.grad.mean(dim=1)
+
+
 OPTIMIZERS = {
     "SGD(fused=True)": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
     "Adafactor": lambda p: torch.optim.Adafactor(p),
     "LBFGS": lambda p: torch.optim.LBFGS(p),
+    "AddsWholeTensors": AddsWholeTensors,
+    "KeepsMeans": KeepsMeans,
 }
 
 
@@ -284,6 +405,39 @@ def test_a_fit_that_does_not_fit_is_named_with_its_parts():
     need.check(200 << 20, "host", "use more workers")
     with refused("resource-limit", "optimizer state 33.6 MB", "on host", "use more workers"):
         need.check(50 << 20, "host", "use more workers")
+
+
+def test_the_need_of_a_divided_hugging_face_model_is_that_of_its_layers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "vocab_size": 13}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+    def llama(config):
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+
+    class Need(Callback):
+        def before_run(self, runner):
+            need = vars(MemoryNeed.of(runner.model, "full", 2))
+            (tmp_path / f"need-{runner.rank}").write_text(json.dumps(need))
+
+    need = vars(MemoryNeed.of(llama({}), "full", 2))
+    assert need["gathered"] < need["weights"] * 2 * 0.7
+    ids = {"x": rows(8)[0], "y": rows(8)[0]}
+    estimator(tmp_path, 2, "full", model=llama, loss=None).fit(
+        ids, epochs=1, batch_size=4, callbacks=[Need()]
+    )
+    for rank in range(2):
+        assert json.loads((tmp_path / f"need-{rank}").read_text()) == need
+
+
+def test_the_free_memory_of_a_gpu_is_that_of_the_gpu(monkeypatch):
+    gpu = torch.device("cuda", 1)
+    free = {gpu: 50}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 99))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 20)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 15)
+    assert free_memory(gpu, 2) == 55
+    assert free_memory(torch.device("cpu"), 2) > 1 << 20
 
 
 def test_a_model_with_a_built_in_loss_in_the_mode_that_keeps_gathered_weights(tmp_path):
@@ -322,3 +476,22 @@ def test_weights_of_another_model_are_named(table, tmp_path):
     other = estimator(tmp_path, 2, "full", model=lambda config: nn.Linear(4, 13))
     with refused("model-mismatch", "embed.weight"):
         other.load_orca_checkpoint(str(tmp_path))
+
+
+def test_shapes_are_compared_without_creating_the_weights(table, tmp_path):
+    trained = estimator(tmp_path, 2, "full")
+    trained.fit(table, epochs=1, seed=1, **COLUMNS)
+    devices = []
+
+    def other_words(config):
+        model = Words()
+        model.embed = nn.Embedding(7, WIDTH)
+        model.out = nn.Linear(WIDTH, 7)
+        model.out.weight = model.embed.weight
+        devices.append(model.out.bias.device.type)
+        return model
+
+    other = estimator(tmp_path, 2, "full", model=other_words)
+    with refused("model-mismatch", "embed.weight", "(13, 6)", "(7, 6)"):
+        other.load_orca_checkpoint(str(tmp_path))
+    assert devices == ["meta"]

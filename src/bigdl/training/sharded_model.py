@@ -8,6 +8,7 @@ computes.  A :class:`ShardedModel` writes and reads these rows as slices of a ch
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import zlib
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from bigdl.common.errors import UsageError
+from bigdl.common.platform.memory import allocatable_memory
 from bigdl.runtime.collectives.base import as_peer_lost
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.slices import SavedSlices
@@ -41,12 +44,16 @@ _WEIGHTS, _STATE = "weights.", "optimizer."  # prefixes of the slices' names
 _SMALL_BLOCK = 1 << 20  # bytes of weights from which a block is gathered separately
 _FEW_BLOCKS = 64  # a smaller block is gathered separately if it has this part of the weights
 _STATE_OF_ADAM = 2.0  # values of optimizer state per weight, if the optimizer is unknown
+_BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16; no other torch dtype is stored as raw bytes
+_EXTRA_STATE = "_extra_state"  # last part of the names of the results of get_extra_state
 
 
 # -- the division of a model ---------------------------------------------------------------------
 
 
-def divide(model: nn.Module, mesh: DeviceMesh, mode: Mode, *, is_equal: bool) -> None:
+def divide(
+    model: nn.Module, device: torch.device, mesh: DeviceMesh, mode: Mode, *, is_equal: bool
+) -> None:
     """Divide the weights of a model among the ranks of a mesh, in place; a collective operation.
 
     One block after the other is moved to the device, receives the weights of rank 0 and is divided,
@@ -56,6 +63,8 @@ def divide(model: nn.Module, mesh: DeviceMesh, mode: Mode, *, is_equal: bool) ->
     ----------
     model : torch.nn.Module
         On other ranks than 0 its weights may be on the meta device.
+    device : torch.device
+        Device of this rank.
     mesh : DeviceMesh
         One-dimensional mesh of all ranks.
     mode : {"full", "optimizer"}
@@ -67,7 +76,7 @@ def divide(model: nn.Module, mesh: DeviceMesh, mode: Mode, *, is_equal: bool) ->
 
     receive = None if is_equal else functools.partial(_receive, group=mesh.get_group())
     for module in [*blocks_of(model), model]:
-        _materialize(module, torch.device(mesh.device_type), receive)
+        _materialize(module, device, receive)
         scalars = {p for p in model.parameters() if p.ndim == 0}
         keeps: Any = False if mode == "optimizer" else None
         fully_shard(
@@ -96,7 +105,7 @@ def release_gathered(model: nn.Module) -> None:
 
 
 def place_whole(model: nn.Module, device: torch.device, mesh: DeviceMesh) -> None:
-    """Give all ranks the whole weights and buffers of rank 0; a collective operation."""
+    """Give all ranks the weights and buffers of rank 0, on a device; a collective operation."""
     receive = functools.partial(_receive, group=mesh.get_group())
     _materialize(model, device, receive)
     for buffer in model.buffers():
@@ -174,7 +183,8 @@ def _candidates(module: nn.Module, names: set[str], total: int) -> Iterator[nn.M
     for child in module.children():
         is_part = isinstance(module, containers) and not isinstance(child, containers)
         if names:
-            is_part = type(child).__name__ in names
+            # fully_shard derives another class from that of a divided module
+            is_part = any(each.__name__ in names for each in type(child).__mro__)
         if not is_part:
             yield from _candidates(child, names, total)
             continue
@@ -298,6 +308,22 @@ class MemoryNeed:
         )
 
 
+def free_memory(device: torch.device, processes: int) -> int:
+    """Return the bytes that this process can allocate on a device.
+
+    Parameters
+    ----------
+    device : torch.device
+        A GPU, or the CPU for the memory of the machine.
+    processes : int
+        Number of processes that share the memory of the machine; a GPU belongs to one process.
+    """
+    if device.type != "cuda":
+        return allocatable_memory(processes)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
+
+
 def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
@@ -328,12 +354,39 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     ):
         name, reason = "SGD(fused=True)", "whose kernel has no rule for divided weights"
     if reason:
-        raise UsageError(
-            f"shard= does not support the optimizer {name}, {reason}; use SGD, Adam, AdamW or "
-            "another optimizer that updates every weight separately",
-            code="optimizer-unsupported",
-            argument="shard",
-        )
+        raise _unsupported(name, reason)
+
+
+@contextlib.contextmanager
+def naming_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Context manager for a step, which names an optimizer that cannot update rows of weights.
+
+    Raises
+    ------
+    UsageError
+        If the step combines divided and whole tensors, or needs an operation that PyTorch does not
+        have for divided ones.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if "mixed torch.Tensor and DTensor" in text:
+            reason = "which combines weights with tensors that are not divided"
+        elif "sharding strategy" in text:
+            reason = "which uses an operation that PyTorch does not have for divided weights"
+        else:
+            raise
+        raise _unsupported(type(optimizer).__name__, reason) from error
+
+
+def _unsupported(name: str, reason: str) -> UsageError:
+    return UsageError(
+        f"shard= does not support the optimizer {name}, {reason}; use SGD, Adam, AdamW or "
+        "another optimizer that updates every weight separately",
+        code="optimizer-unsupported",
+        argument="shard",
+    )
 
 
 # -- the state of a divided model ------------------------------------------------------------------
@@ -415,18 +468,27 @@ class ShardedModel:
         facts = {
             "numbers": {name: numbers.get(name) for name in self.weights},
             "aliases": self._aliases,
-            "dtypes": {name: str(p.dtype) for name, p in self.weights.items()},
         }
         return json.dumps(facts).encode()
 
     def arrays(self, optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
-        """Return this rank's rows of the weights and of their optimizer state, without copying."""
+        """Return this rank's rows of the weights and of their optimizer state, without copying.
+
+        Raises
+        ------
+        UsageError
+            If the optimizer has divided state of another shape than its weight.
+        """
         arrays = {f"{_WEIGHTS}{name}": _array(p) for name, p in self.weights.items()}
         for name, parameter in self.weights.items():
             state = optimizer.state.get(parameter, {})
             for key in sorted(state):
                 if self._is_sliced(state[key], parameter):
                     arrays[f"{_STATE}{key}.{name}"] = _array(state[key])
+                elif any(map(is_divided_tensor, tree_leaves(state[key]))):
+                    raise _unsupported(
+                        type(optimizer).__name__, "whose state has other shapes than the weights"
+                    )
         return arrays
 
     def _is_sliced(self, value: object, parameter: nn.Parameter) -> bool:
@@ -455,8 +517,17 @@ class ShardedModel:
         differing = (set(current) - sliced) ^ set(state)
         if differing:
             raise RuntimeError(f"names differ: {', '.join(sorted(differing)[:5])}")
+        others = {
+            name: value
+            for name, value in state.items()
+            if name.rpartition(".")[2] == _EXTRA_STATE or not isinstance(value, torch.Tensor)
+        }
+        if others:  # results of get_extra_state
+            self._model.load_state_dict(others, strict=False)
         with torch.no_grad():
             for name, value in state.items():
+                if name in others:
+                    continue
                 if value.shape != current[name].shape:
                     raise RuntimeError(
                         f"{name} has the shape {tuple(value.shape)} instead of "
@@ -498,13 +569,15 @@ class ShardedModel:
         for name, parameter in self.weights.items():
             with torch.no_grad():
                 rows = self._read(slices, f"{_WEIGHTS}{name}", parameter)
-                local_rows(parameter).copy_(rows)
+                local_rows(parameter).copy_(rows)  # which converts the dtype
             if optimizer is None or id(parameter) not in trained:
                 continue
             for array in slices.names:
                 key = _key_of(array, name)
                 if key is not None:
                     value = self._read(slices, array, parameter)
+                    if value.dtype == rows.dtype:  # as in the optimizer's load_state_dict
+                        value = value.to(parameter.dtype)
                     optimizer.state[parameter][key] = self._like(value, parameter)
 
     def _read(self, slices: SavedSlices, array: str, parameter: torch.Tensor) -> torch.Tensor:
@@ -521,8 +594,7 @@ class ShardedModel:
         shape = (max(0, last - first), *parameter.shape[1:])
         if not pieces:
             pieces = [np.empty((0, *slices.shape(array, 0)[1:]), slices.dtype(array))]
-        content = torch.from_numpy(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
-        content = _as_dtype(content, parameter.dtype)
+        content = _tensor(pieces)
         if tuple(content.shape) != shape:
             raise UsageError(
                 f"The weights do not fit the model: {array} has {rows} rows of shape "
@@ -546,7 +618,7 @@ class ShardedModel:
     def _like(self, rows: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         """Return this rank's rows as a tensor that is divided like a parameter."""
         if not is_divided_tensor(parameter):
-            return rows.clone()
+            return rows.clone().to(parameter.device)
         from torch.distributed.tensor import DTensor
 
         like = cast("Any", parameter)
@@ -569,14 +641,17 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
     values = local_rows(tensor.detach()).contiguous().cpu()
-    if values.dtype == torch.bfloat16:  # NumPy has no such type
-        values = values.view(torch.int16)
+    if values.dtype == torch.bfloat16:
+        return cast("np.ndarray", values.view(torch.int16).numpy().view(_BFLOAT16))
     return cast("np.ndarray", values.numpy())
 
 
-def _as_dtype(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    is_half = dtype == torch.bfloat16 and content.dtype == torch.int16
-    return content.view(torch.bfloat16) if is_half else content
+def _tensor(pieces: Sequence[np.ndarray]) -> torch.Tensor:
+    """Return the rows of several arrays that :func:`_array` returned, in their dtype."""
+    content = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    if content.dtype == _BFLOAT16:
+        return torch.from_numpy(content.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(content)
 
 
 def _key_of(array: str, name: str) -> str | None:
@@ -595,23 +670,35 @@ def has_sliced_weights(slices: SavedSlices | None) -> bool:
     return slices is not None and any(name.startswith(_WEIGHTS) for name in slices.names)
 
 
-def check_names(model: nn.Module, facts: dict[str, Any], what: str = "weights") -> None:
+def check_weights(model: nn.Module, slices: SavedSlices, what: str = "weights") -> None:
     """Raise an error unless a model has the weights that are in the slices of a checkpoint.
 
     Parameters
     ----------
     model : torch.nn.Module
-    facts : dict
-        Result of :func:`facts_of`.
+        Its weights may be on the meta device.
+    slices : SavedSlices
     what : str
         Name of the weights in the error message.
     """
-    differing = set(facts["numbers"]) ^ set(ShardedModel(model).weights)
-    if differing:
-        names = ", ".join(sorted(differing)[:5])
+    saved = {
+        name[len(_WEIGHTS) :]: (slices.rows(name), *slices.shape(name, 0)[1:])
+        for name in slices.names
+        if name.startswith(_WEIGHTS)
+    }
+    shapes = {name: tuple(p.shape) for name, p in ShardedModel(model).weights.items()}
+    if differing := sorted(set(saved) ^ set(shapes)):
         raise UsageError(
-            f"The {what} do not fit the model: names differ: {names}", code="model-mismatch"
+            f"The {what} do not fit the model: names differ: {', '.join(differing[:5])}",
+            code="model-mismatch",
         )
+    for name, shape in saved.items():
+        if shape != shapes[name]:
+            raise UsageError(
+                f"The {what} do not fit the model: {name} has the shape {shape}, in the model "
+                f"{shapes[name]}",
+                code="model-mismatch",
+            )
 
 
 def whole_tensors(slices: SavedSlices, facts: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -624,11 +711,11 @@ def whole_tensors(slices: SavedSlices, facts: dict[str, Any]) -> Iterator[tuple[
         Facts about the weights, from :func:`facts_of`.
     """
     for name in facts["numbers"]:
-        yield name, _whole(slices, f"{_WEIGHTS}{name}", facts["dtypes"][name])
+        yield name, _whole(slices, f"{_WEIGHTS}{name}")
 
 
 def facts_of(snapshot: Checkpoint) -> dict[str, Any]:
-    """Return facts about sliced weights: ``aliases``, and ``numbers`` and ``dtypes`` by name."""
+    """Return facts about sliced weights: ``aliases`` and ``numbers`` by name."""
     return cast("dict[str, Any]", json.loads(snapshot.files[FACTS]))
 
 
@@ -652,15 +739,12 @@ def merged(snapshot: Checkpoint) -> Checkpoint:
         for name, number in facts["numbers"].items() if array.startswith(_STATE) else ():
             key = _key_of(array, name)
             if key is not None and number is not None:
-                value = _whole(slices, array, facts["dtypes"][name])
-                optimizer["state"].setdefault(number, {})[key] = value
+                optimizer["state"].setdefault(number, {})[key] = _whole(slices, array)
     files = {**snapshot.files, "model.pt": dumps(model), "optimizer.pt": dumps(optimizer)}
     del files[FACTS]
     manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
     return Checkpoint(manifest, files)
 
 
-def _whole(slices: SavedSlices, array: str, dtype: str) -> torch.Tensor:
-    pieces = [slices.of_owner(array, owner) for owner in range(slices.count(array))]
-    content = torch.from_numpy(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
-    return _as_dtype(content, torch.bfloat16) if dtype == "torch.bfloat16" else content
+def _whole(slices: SavedSlices, array: str) -> torch.Tensor:
+    return _tensor([slices.of_owner(array, owner) for owner in range(slices.count(array))])

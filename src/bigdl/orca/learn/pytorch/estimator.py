@@ -68,7 +68,7 @@ from bigdl.training.fit import FitCall
 from bigdl.training.metrics import as_returned, epoch_as_returned, summaries_of
 from bigdl.training.position import RECOVERIES, EveryEpoch, StoppingCriterion, Trigger
 from bigdl.training.progress import progress_form, progress_level
-from bigdl.training.sharded_model import check_names, facts_of, has_sliced_weights, merged
+from bigdl.training.sharded_model import check_weights, has_sliced_weights, merged
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 from bigdl.training.virtual_shards import DEFAULT_SHARDS, check_virtual_shards
 
@@ -1215,7 +1215,7 @@ RayXShards or a ray.data.Dataset
     def _restore(self, snapshot, parts, what):
         if has_sliced_weights(snapshot.slices):
             with isolated_rng(0):
-                check_names(parts.build_model(), facts_of(snapshot), what)
+                check_weights(parts.outline(), snapshot.slices, what)
         else:
             placement = None if snapshot.slices is None else NO_ROWS
             with isolated_rng(0):

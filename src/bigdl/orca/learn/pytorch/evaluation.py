@@ -606,8 +606,7 @@ class TorchEvaluateProgram:
         settings, config = self.settings, self.parts.config
         described = worker.options.get("slices")
         slices = SavedSlices(**described) if described else None
-        is_sharded = has_sliced_weights(slices)
-        if is_sharded and self.parts.shard:
+        if self.parts.shard:
             built = build_on_rank_0(self.parts, worker)
         else:
             built = self.parts.build(training=False, placement=TablePlacement.of(worker))
@@ -617,12 +616,12 @@ class TorchEvaluateProgram:
             built.tables.connect(sync)
         runner = TorchRunner(worker, config, self.callbacks)
         runner.device = device_of(worker, sync)
-        if is_sharded and self.parts.shard:
+        if self.parts.shard:
             divide_model(built, self.parts, sync, runner.device)
         else:
             move(built, runner.device)
         state = sync.broadcast(worker.state() if worker.rank == 0 else None)
-        built.load_model(cast("bytes", state), is_partial=is_sharded)
+        built.load_model(cast("bytes", state), is_partial=has_sliced_weights(slices))
         if slices is not None:
             built.load_slices(slices)
         runner.bind(built)

@@ -70,7 +70,7 @@ from bigdl.training.in_place import StepGuard, flat_values, joined, sums_vector
 from bigdl.training.loss_form import ProbeResult, agreed
 from bigdl.training.metrics import LossRule, Records, Timers, score_of, validation_names
 from bigdl.training.position import RunSettings
-from bigdl.training.sharded_model import local_rows
+from bigdl.training.sharded_model import local_rows, naming_optimizer
 from bigdl.training.state import (
     RunningState,
     capture_rng,
@@ -410,7 +410,9 @@ class OptimizerStep:
             self._module.step(self._optimizer, clip)
         else:
             self._clipping(parameters, slices, self._sync)
-            self._optimizer.step()
+            is_divided = self._sharding is not None
+            with naming_optimizer(self._optimizer) if is_divided else contextlib.nullcontext():
+                self._optimizer.step()
         self.reset()
 
     @property

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 import torch
+from torch.utils._pytree import tree_leaves
 
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.storage import read_bytes
@@ -40,7 +41,7 @@ from bigdl.training.metrics import monitored_metric
 from bigdl.training.position import Position
 from bigdl.training.sharded_model import FACTS, ShardedModel, has_sliced_weights
 from bigdl.training.slices import SavedSlices
-from bigdl.training.state import dumps, loads
+from bigdl.training.state import capture_rng, dumps, loads, restore_rng
 
 if TYPE_CHECKING:
     import numpy as np
@@ -438,8 +439,40 @@ class ModelParts:
             )
         return model
 
+    def outline(self) -> torch.nn.Module:
+        """Return a model with the names and shapes of the weights, if possible without values.
+
+        Do not change it: it may be the user's instance.
+        """
+        if self.is_instance and not is_lightning(self.model):
+            return cast("torch.nn.Module", self.model)
+        model = self._make_on_meta()
+        return self.build_model() if model is None or is_lightning(model) else model
+
+    def _make_on_meta(self) -> torch.nn.Module | None:
+        """Return the model of the creator with weights on the meta device; None if that fails."""
+        if self.is_instance:
+            return None
+        with contextlib.suppress(Exception), torch.device("meta"):
+            return self._make_model(None)
+        return None  # a creator may need values, such as those of a file
+
+    def _make_for_division(self) -> torch.nn.Module:
+        """Return a model that gets all parameters and buffers from another rank."""
+        before = capture_rng()
+        model = self._make_on_meta()
+        if model is not None and not _has_other_meta_tensors(model):
+            return model
+        restore_rng(before)
+        return self._make_model(None)
+
     def build(
-        self, *, training: bool, placement: TablePlacement | None = None, is_early: bool = False
+        self,
+        *,
+        training: bool,
+        placement: TablePlacement | None = None,
+        is_early: bool = False,
+        on_meta: bool = False,
     ) -> BuiltParts:
         """Build all components in a worker, using an unpickled model instance without copying it.
 
@@ -452,10 +485,15 @@ class ModelParts:
         is_early : bool
             True if the rows are unknown yet. A LightningModule may need them for its optimizer,
             which :meth:`configure` then creates later.
+        on_meta : bool
+            True if the weights of a creator's model may be on the meta device.
         """
         if self.initialize is not None:
             self.initialize()
-        model = self.model if self.is_instance else self._make_model(placement)
+        if self.is_instance:
+            model = self.model
+        else:
+            model = self._make_for_division() if on_meta else self._make_model(placement)
         criterion = self.build_loss()
         if is_lightning(model):
             trainer = WorkerTrainer(*((placement.rank, placement.world_size) if placement else ()))
@@ -542,6 +580,18 @@ class ModelParts:
                 code="loss-unsupported",
             )
         return criterion
+
+
+def _has_other_meta_tensors(model: torch.nn.Module) -> bool:
+    """Return True if modules have tensors without values besides parameters and buffers."""
+    registered = {"_parameters", "_buffers", "_modules"}
+    values = [
+        value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name not in registered
+    ]
+    return any(isinstance(v, torch.Tensor) and v.is_meta for v in tree_leaves(values))
 
 
 def _is_plateau(scheduler) -> bool:

@@ -28,6 +28,7 @@ from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.fit import FitContext
 from bigdl.training.sharded_model import MODES, Mode
+from bigdl.training.state import move
 
 
 def check_shard(shard: str | None, backend: str, model_dir: str | None) -> str | None:
@@ -151,9 +152,11 @@ class ShardedFit(TorchFit):
         self, context: FitContext, parts: ModelParts, forward_pass: ForwardPass, rows: TorchRows
     ) -> None:
         super()._configure(context, parts, forward_pass, rows)
+        if not is_divided(self.built.model):
+            move(self.built, self.runner.device)  # the state of an optimizer instance
         if self.built.sharding is not None:
             worker: Any = context.worker
-            check_fit(self.built, self._mode, context.sync, worker, self.runner.size)
+            check_fit(self.built, self._mode, context.sync, worker, self.runner.device)
 
 
 class ShardedFitProgram(FitProgram):

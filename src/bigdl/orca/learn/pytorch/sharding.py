@@ -14,7 +14,6 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from bigdl.common.errors import UsageError
-from bigdl.common.platform.memory import allocatable_memory
 from bigdl.orca.learn.pytorch.forward import ForwardPass, is_lightning
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, is_lazy, sparse_parameters
 from bigdl.runtime.collectives.base import GradientSync
@@ -29,12 +28,13 @@ from bigdl.training.sharded_model import (
     check_equal_structure,
     check_optimizer,
     divide,
+    free_memory,
     is_divided,
     place_whole,
     release_gathered,
     state_per_weight,
 )
-from bigdl.training.state import dumps, loads, to_device
+from bigdl.training.state import dumps, loads, move, to_device
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -52,11 +52,7 @@ def build_on_rank_0(parts: ModelParts, worker: Worker) -> BuiltParts:
     BuiltParts
         On other ranks than 0, the weights of a creator's model are on the meta device.
     """
-    if worker.rank and not parts.is_instance:
-        with contextlib.suppress(Exception), torch.device("meta"):
-            return checked(parts.build(training=False))
-    # a creator may need values, such as those of a file
-    return checked(parts.build(training=False))
+    return checked(parts.build(training=False, on_meta=worker.rank > 0))
 
 
 def checked(built: BuiltParts) -> BuiltParts:
@@ -83,6 +79,8 @@ def divide_model(
 ) -> Mode | None:
     """Divide the model among the workers, as ``shard=`` says; a collective operation.
 
+    The model and the loss are moved to the device.
+
     Returns
     -------
     {"full", "optimizer"} or None
@@ -90,27 +88,32 @@ def divide_model(
     """
     model = built.model
     if sync.world_size == 1:
+        move(built, device)
         if parts.shard != "auto":
             built.sharding = ShardedModel(model)
         return None
     check_equal_structure(model, sync.all_gather)
     names = {id(p): name for name, p in model.named_parameters()}
-    mesh, mode = sync.device_mesh(device), _mode(parts, model, sync)
+    mesh, mode = sync.device_mesh(device), _mode(parts, model, sync, device)
     if mode is None:
         place_whole(model, device, mesh)
     else:
-        divide(model, mesh, mode, is_equal=parts.is_instance)
+        divide(model, device, mesh, mode, is_equal=parts.is_instance)
         built.sharding = ShardedModel(model, sync.rank, sync.world_size)
+    if isinstance(built.criterion, torch.nn.Module):
+        place_whole(built.criterion, device, mesh)  # a creator may draw random numbers
     if isinstance(parts.optimizer, torch.optim.Optimizer):
         _follow(parts.optimizer, names, dict(model.named_parameters()))
     return mode
 
 
-def _mode(parts: ModelParts, model: torch.nn.Module, sync: GradientSync) -> Mode | None:
+def _mode(
+    parts: ModelParts, model: torch.nn.Module, sync: GradientSync, device: torch.device
+) -> Mode | None:
     """Return how to divide a model; for "auto", the fastest way that fits into the memory."""
     if parts.shard != "auto":
         return cast("Mode", parts.shard)
-    room = _smallest_room(sync)
+    room = _smallest_room(sync, device)
     choices: tuple[Mode | None, ...] = (None, "optimizer")
     for mode in choices:
         if MemoryNeed.of(model, mode, sync.world_size).total < room:
@@ -118,10 +121,10 @@ def _mode(parts: ModelParts, model: torch.nn.Module, sync: GradientSync) -> Mode
     return "full"
 
 
-def _smallest_room(sync: GradientSync) -> int:
-    """Return the bytes that a worker can allocate, the minimum over all workers."""
-    local = len(getattr(sync, "neighbours", ())) + 1
-    return int(min(row[0] for row in sync.all_gather([float(allocatable_memory(local))])))
+def _smallest_room(sync: GradientSync, device: torch.device) -> int:
+    """Return the bytes that a worker can allocate on its device, the minimum over all workers."""
+    free = free_memory(device, len(getattr(sync, "neighbours", ())) + 1)
+    return int(min(row[0] for row in sync.all_gather([float(free)])))
 
 
 def _follow(
@@ -140,7 +143,7 @@ def _follow(
 
 
 def check_fit(
-    built: BuiltParts, mode: Mode | None, sync: GradientSync, worker: Worker, count: int
+    built: BuiltParts, mode: Mode | None, sync: GradientSync, worker: Worker, device: torch.device
 ) -> None:
     """Raise an error if the optimizer or the memory of a worker cannot train the divided model.
 
@@ -150,17 +153,16 @@ def check_fit(
     mode : {"full", "optimizer"} or None
     sync : GradientSync
     worker : Worker
-    count : int
-        Number of workers.
+    device : torch.device
     """
     check_optimizer(built.optimizer)
     if mode is None:
         return
-    need = MemoryNeed.of(built.model, mode, count, state_per_weight(built.optimizer))
+    need = MemoryNeed.of(built.model, mode, sync.world_size, state_per_weight(built.optimizer))
     advice = "use more workers on other machines, or an optimizer with less state"
     if mode == "optimizer":
         advice = f'use shard="full"; otherwise {advice}'
-    need.check(_smallest_room(sync), worker.host, advice)
+    need.check(_smallest_room(sync, device), worker.host, advice)
 
 
 # -- workers without rows ------------------------------------------------------------------------
