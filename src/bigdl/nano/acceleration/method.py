@@ -98,6 +98,9 @@ class BuildOptions:
         With a goal, layers that lose too much accuracy stay unquantized.
     rejected_exporters : frozenset of str
         Names of exporters whose result was wrong.
+    share_weights : bool
+        True if the converted network may share memory with the module: the method replaces all
+        weights before it returns.
 
     Examples
     --------
@@ -122,6 +125,7 @@ class BuildOptions:
     conversion: Mapping[str, Any] = field(default_factory=dict)
     goal: AccuracyGoal | None = None
     rejected_exporters: frozenset[str] = frozenset()
+    share_weights: bool = False
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], **others: Any) -> Self:

@@ -31,6 +31,7 @@ from bigdl.nano.openvino.network import (
     reason,
     reshaped,
     supports_bf16,
+    with_private_constants,
 )
 from bigdl.nano.openvino.quantization import Quantizer
 
@@ -334,7 +335,7 @@ class QuantizedOpenVINOMethod(OpenVINOMethod):
         self.check(options)
         weights = options.weight_options or WeightOptions() if self.weights_only else None
         calibrates = weights is None or weights.needs_calibration
-        network = self.converted(source, options)
+        network = self.converted(source, replace(options, share_weights=self.weights_only))
         batches = source.calibration_arrays(options) if calibrates else [source.sample_arrays()]
         quantizer = Quantizer(network, list(batches), self.precision, weights)
         facts = (quantized_key(network, quantizer.batches), self.precision.name, weights)
@@ -344,7 +345,10 @@ class QuantizedOpenVINOMethod(OpenVINOMethod):
             quantized = load_network(key)
             if quantized is None:
                 about = {"model": type(source.model).__name__, "network": self.precision.name}
-                quantized = store_network(key, quantizer.quantized(excluded), about)
+                made = quantizer.quantized(excluded)
+                if self.weights_only:
+                    made = with_private_constants(made)
+                quantized = store_network(key, made, about)
             return self.model_of(quantized, source, options)
 
         return keep_accuracy(build, lambda: quantizer.ranking, options.goal, source.model)

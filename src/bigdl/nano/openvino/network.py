@@ -202,6 +202,26 @@ def network_bytes(network, *, half: bool = False) -> tuple[bytes, bytes]:
         return text.read_bytes(), text.with_suffix(".bin").read_bytes()
 
 
+def with_private_constants(network: ov.Model) -> ov.Model:
+    """Return a copy of a network whose floating-point constants share no memory with a module.
+
+    Parameters
+    ----------
+    network : openvino.Model
+        Network converted with ``share_weights``; constants of integers are not shared.
+    """
+    from openvino import opset13
+
+    clone = network.clone()
+    for op in clone.get_ops():
+        if op.get_type_name() == "Constant" and op.get_element_type().is_real():
+            private = opset13.constant(op.get_data(), op.get_element_type(), shared_memory=False)
+            private.set_friendly_name(op.get_friendly_name())
+            for reader in op.output(0).get_target_inputs():
+                reader.replace_source_output(private.output(0))
+    return clone
+
+
 def port_name(port) -> str:
     """Return the name of an input or output, or its node's name if the port has none."""
     return port.get_any_name() if port.get_names() else port.get_node().get_friendly_name()

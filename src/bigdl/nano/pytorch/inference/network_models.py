@@ -254,7 +254,7 @@ def to_openvino(source: TorchSource, options: BuildOptions):
     Returns
     -------
     openvino.Model
-        Network that shares no memory with the module.
+        Network that shares no memory with the module, unless ``options.share_weights``.
 
     Raises
     ------
@@ -289,7 +289,7 @@ def _converted(source: TorchSource, options: BuildOptions):
             source.exporter, source.cache_key = "trace", key
             return network
         try:
-            traced, lost = _traced(source)
+            traced, lost = _traced(source, options.share_weights)
         except Exception as error:  # tracers, exporters and frontends may raise anything
             why = _key_line(error)
     if traced is not None and lost is None:
@@ -333,7 +333,7 @@ def _shape_of(tensor: torch.Tensor) -> tuple:
     return str(tensor.dtype), tuple(tensor.shape), tensor.is_contiguous()
 
 
-def _traced(source: TorchSource):
+def _traced(source: TorchSource, share_weights: bool):
     """Convert a traced model; return the network and the first data-dependence warning, if any."""
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
@@ -349,10 +349,10 @@ def _traced(source: TorchSource):
         decoder = TorchScriptPythonDecoder(
             module,
             example_input=sample,
-            shared_memory=False,
+            shared_memory=share_weights,
             trace_kwargs={"check_trace": False},
         )
-        network = openvino.convert_model(decoder, example_input=sample, share_weights=False)
+        network = openvino.convert_model(decoder, example_input=sample, share_weights=share_weights)
     # PyTorch's modules give this warning for shape checks.
     lost = (
         each
@@ -366,7 +366,8 @@ def _traced(source: TorchSource):
 def _exported(source: TorchSource, options: BuildOptions):
     with source.flat_module() as module, quiet():
         program = export_flat(module, source, options.dynamic_axes)
-        return _checked(openvino.convert_model(program, share_weights=False), source)
+        network = openvino.convert_model(program, share_weights=options.share_weights)
+        return _checked(network, source)
 
 
 def _scripted(source: TorchSource, options: BuildOptions):
