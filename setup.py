@@ -196,6 +196,9 @@ setup(
             "bigdl-friesian-serve=bigdl.friesian.serving.program:main",
             "bigdl-friesian-train=bigdl.friesian.stream_training:main",
             "bigdl-serve=bigdl.nano.serving.main:main",
+            "llm-chat=bigdl.llm.cli:chat",
+            "llm-cli=bigdl.llm.cli:main",
+            "llm-convert=bigdl.llm.convert_model:main",
         ]
     },
     # Shell scripts, since a program cannot be sourced.

@@ -1,7 +1,7 @@
 """Import errors for dropped modules of BigDL 2.x and for packages of missing extras.
 
 The error of a dropped module names its replacement. A finder raises it for modules of packages that
-exist. Dropped top-level packages such as ``bigdl.llm`` are files with one statement that call
+exist. Dropped top-level packages such as ``bigdl.chronos`` are files with one statement that call
 :func:`refuse`.
 """
 
@@ -78,7 +78,9 @@ DROPPED = {
         "bigdl.orca.learn.pytorch, or Trainer of bigdl.nano.pytorch",
     ),
     "bigdl.serving": ("it ran on Flink", "bigdl.nano.serving, or bigdl.friesian.serving"),
-    "bigdl.llm.transformers": ("it is now ipex-llm", "TextModel of bigdl.llm"),
+    "bigdl.llm.serving": ("it was a worker of FastChat", "bigdl-serve, by the OpenAI protocol"),
+    "bigdl.llm.ggml": ("it loaded native GGML libraries", "TextModel of bigdl.llm"),
+    "bigdl.llm.models": ("it loaded native GGML libraries", "TextModel of bigdl.llm"),
     "bigdl.ppml": (
         "it needed enclaves of SGX and a service of keys",
         "encrypted connections of bigdl.orca (spark.network.crypto.enabled)",

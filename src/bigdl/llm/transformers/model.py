@@ -1,0 +1,284 @@
+"""Auto classes of transformers that load models in a low-bit format, as in BigDL 2.4."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bigdl.common.errors import UsageError, require, user_stacklevel
+from bigdl.llm.low_bit import (
+    CONFIG_KEY,
+    FACTS,
+    check_low_bit,
+    convert_linears,
+    load_weights,
+    read_facts,
+)
+from bigdl.llm.optimize import attach_save, low_memory_init
+
+# Formats of decoders in OpenVINO: the precision, and whether weights are symmetric.
+_ENGINE_FORMATS = {
+    "sym_int4": ("int4", True),
+    "asym_int4": ("int4", False),
+    "sym_int8": ("int8", True),
+}
+_ENGINE = "openvino"  # folder of the network in the folder of a saved decoder
+
+
+class _LowBitAutoModel:
+    """Base of the Auto classes."""
+
+    _name: ClassVar[str]
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        *args: Any,
+        load_in_4bit: bool = False,
+        load_in_low_bit: str | None = None,
+        optimize_model: bool = True,
+        modules_to_not_convert: Collection[str] | None = None,
+        replace_embedding: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Load a model of transformers and convert its weights to a low-bit format.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Arguments of ``from_pretrained`` of the class in transformers.
+        load_in_4bit : bool
+            The same as ``load_in_low_bit="sym_int4"``.
+        load_in_low_bit : str, optional
+            A format of :func:`bigdl.llm.optimize_model`. None loads the model of transformers.
+        optimize_model : bool
+            True to run a decoder in OpenVINO if it has the format (``"sym_int4"``,
+            ``"asym_int4"``, ``"sym_int8"``) and `modules_to_not_convert` is empty. Pass False
+            to train it with LoRA. Other models run in PyTorch.
+        modules_to_not_convert : list of str, optional
+            Names of layers that keep their precision.
+        replace_embedding : bool
+            Accepted; it has no effect.
+
+        Returns
+        -------
+        Module
+            The model, with a method ``save_low_bit(folder)``.
+
+        Raises
+        ------
+        UsageError
+            If the format is unknown, the device is not the CPU, or the folder was written by
+            ``save_low_bit``.
+        """
+        transformers = require("transformers", "llm")
+        low_bit = load_in_low_bit or ("sym_int4" if load_in_4bit else None)
+        if low_bit is not None:
+            check_low_bit(low_bit, "load_in_low_bit")
+        if replace_embedding:
+            warnings.warn(
+                "replace_embedding has no effect: embeddings keep their precision",
+                stacklevel=user_stacklevel(),
+            )
+        path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        _refuse_device(kwargs.pop("device_map", None))
+        if path is not None and (Path(path) / FACTS).is_file():
+            raise UsageError(
+                f"{str(path)!r} was written by save_low_bit; load it with "
+                f"{cls.__name__}.load_low_bit",
+                code="file-format",
+                path=str(path),
+            )
+        if "torch_dtype" in kwargs:
+            kwargs["dtype"] = kwargs.pop("torch_dtype")
+        model = getattr(transformers, cls._name).from_pretrained(*args, **kwargs)
+        if low_bit is None:
+            return model
+        if optimize_model and not modules_to_not_convert and low_bit in _ENGINE_FORMATS:
+            engine = _in_engine(model, cls._name, low_bit)
+            if engine is not None:
+                return engine
+        convert_linears(model.eval(), low_bit, modules_to_not_convert or ())
+        return attach_save(model, low_bit)
+
+    @classmethod
+    def load_low_bit(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike,
+        *args: Any,
+        optimize_model: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Load a model that ``save_low_bit`` wrote.
+
+        Parameters
+        ----------
+        pretrained_model_name_or_path : str or Path
+            Folder.
+        *args, **kwargs
+            Accepted for programs for BigDL 2.4; only ``trust_remote_code`` has an effect.
+        optimize_model : bool
+            Accepted; the folder has the runtime of the model.
+
+        Raises
+        ------
+        UsageError
+            If the folder was not written by ``save_low_bit``.
+        """
+        transformers = require("transformers", "llm")
+        folder = Path(pretrained_model_name_or_path)
+        low_bit = read_facts(folder)[CONFIG_KEY]
+        _refuse_device(kwargs.get("device_map"))
+        if (folder / _ENGINE).is_dir():
+            from bigdl.nano.pytorch import InferenceOptimizer
+
+            model: Any = InferenceOptimizer.load(folder / _ENGINE)
+            return _with_saved_engine(model, low_bit)
+        trusted = {"trust_remote_code": kwargs.get("trust_remote_code")}
+        config = transformers.AutoConfig.from_pretrained(folder, **trusted)
+        with low_memory_init():
+            model = getattr(transformers, cls._name).from_config(config, **trusted)
+        generation = folder / "generation_config.json"
+        if generation.exists() and hasattr(model, "generation_config"):
+            model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+        return attach_save(load_weights(model, folder).eval(), low_bit)
+
+
+def _refuse_device(device: object) -> None:
+    if device is not None and str(device) not in ("cpu", "auto", "{'': 'cpu'}"):
+        raise UsageError(
+            f"device_map={device!r} is not supported: low-bit models run on the CPU; leave "
+            "device_map out, or run the model of transformers on this device",
+            code="unsupported",
+            argument="device_map",
+        )
+
+
+def _in_engine(model: Any, auto_class: str, low_bit: str) -> Any:
+    """Return a decoder in OpenVINO, or None if the model is none or cannot be converted."""
+    if auto_class != "AutoModelForCausalLM" or model.config.is_encoder_decoder:
+        return None
+    import torch
+
+    from bigdl.nano.acceleration import WeightOptions
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    precision, symmetric = _ENGINE_FORMATS[low_bit]
+    ids = torch.arange(8).reshape(2, 4) % model.config.vocab_size
+    try:
+        made = InferenceOptimizer.quantize(
+            model.float().eval(),
+            precision,
+            accelerator="openvino",
+            method="weight_only",
+            input_sample={"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+            weight_options=WeightOptions(symmetric=symmetric),
+            strict_check=False,  # the check before the weights are rounded remains
+        )
+    except UsageError as error:
+        if error.code not in ("model-unsupported", "package-missing"):
+            raise
+        warnings.warn(
+            f"{type(model).__name__} runs in PyTorch, which is slower: {error}",
+            stacklevel=user_stacklevel(),
+        )
+        return None
+    made.nano_attach(None)  # frees the weights of the original
+    return _with_saved_engine(made, low_bit)
+
+
+def _with_saved_engine(model: Any, low_bit: str) -> Any:
+    """Return a decoder in OpenVINO with a method ``save_low_bit``."""
+    setattr(model.config, CONFIG_KEY, low_bit)
+    model.save_low_bit = functools.partial(_save_engine, model, low_bit)
+    return model
+
+
+def _save_engine(model: Any, low_bit: str, save_dir: str | os.PathLike) -> None:
+    """Write a decoder in OpenVINO to a folder, with the files of its configuration."""
+    import json
+
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    folder = Path(save_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    InferenceOptimizer.save(model, folder / _ENGINE)
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    (folder / FACTS).write_text(json.dumps({CONFIG_KEY: low_bit}), encoding="utf-8")
+
+
+class AutoModel(_LowBitAutoModel):
+    """``AutoModel`` of transformers with low-bit weights."""
+
+    _name = "AutoModel"
+
+
+class AutoModelForCausalLM(_LowBitAutoModel):
+    """``AutoModelForCausalLM`` of transformers with low-bit weights.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers import AutoModelForCausalLM
+    >>> model = AutoModelForCausalLM.from_pretrained(  # doctest: +SKIP
+    ...     "SmolLM2-135M-Instruct", load_in_4bit=True
+    ... )
+    >>> ids = model.generate(**tokenizer("Once", return_tensors="pt"))  # doctest: +SKIP
+    >>> model.save_low_bit("smollm2-4bit")  # doctest: +SKIP
+    >>> model = AutoModelForCausalLM.load_low_bit("smollm2-4bit")  # doctest: +SKIP
+    """
+
+    _name = "AutoModelForCausalLM"
+
+
+class AutoModelForSeq2SeqLM(_LowBitAutoModel):
+    """``AutoModelForSeq2SeqLM`` of transformers with low-bit weights."""
+
+    _name = "AutoModelForSeq2SeqLM"
+
+
+class AutoModelForSpeechSeq2Seq(_LowBitAutoModel):
+    """``AutoModelForSpeechSeq2Seq`` of transformers with low-bit weights, such as Whisper."""
+
+    _name = "AutoModelForSpeechSeq2Seq"
+
+
+class AutoModelForQuestionAnswering(_LowBitAutoModel):
+    """``AutoModelForQuestionAnswering`` of transformers with low-bit weights."""
+
+    _name = "AutoModelForQuestionAnswering"
+
+
+class AutoModelForSequenceClassification(_LowBitAutoModel):
+    """``AutoModelForSequenceClassification`` of transformers with low-bit weights."""
+
+    _name = "AutoModelForSequenceClassification"
+
+
+class AutoModelForMaskedLM(_LowBitAutoModel):
+    """``AutoModelForMaskedLM`` of transformers with low-bit weights."""
+
+    _name = "AutoModelForMaskedLM"
+
+
+class AutoModelForNextSentencePrediction(_LowBitAutoModel):
+    """``AutoModelForNextSentencePrediction`` of transformers with low-bit weights."""
+
+    _name = "AutoModelForNextSentencePrediction"
+
+
+class AutoModelForMultipleChoice(_LowBitAutoModel):
+    """``AutoModelForMultipleChoice`` of transformers with low-bit weights."""
+
+    _name = "AutoModelForMultipleChoice"
+
+
+class AutoModelForTokenClassification(_LowBitAutoModel):
+    """``AutoModelForTokenClassification`` of transformers with low-bit weights."""
+
+    _name = "AutoModelForTokenClassification"
