@@ -140,6 +140,26 @@ def test_weights_in_8_bits_generate(original):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_rounded_weights_are_private(original, precision):
+    inputs, changed = prompts(2, 6), copy.deepcopy(original)
+    small = InferenceOptimizer.quantize(
+        changed,
+        precision,
+        accelerator="openvino",
+        method="weight_only",
+        input_sample=inputs,
+        strict_check=False,
+    )
+    before = small(**inputs).logits
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.fill_(0.5)
+    assert torch.equal(small(**inputs).logits, before)
+    assert torch.equal(copy.deepcopy(small)(**inputs).logits, before)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("accelerator", ["openvino", "onnxruntime"])
 def test_gpt2_generates_the_tokens_of_the_original(accelerator):
     original, inputs = gpt2(), prompts(2, 6)

@@ -91,7 +91,7 @@ def _save(model: Any, low_bit: str, save_dir: str | os.PathLike) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(model, folder, low_bit)
     for name in ("config", "generation_config"):
-        config = getattr(model, name, None)
+        config: Any = getattr(model, name, None)
         if hasattr(config, "save_pretrained"):
             config.save_pretrained(folder)
 
