@@ -7,7 +7,7 @@ import queue
 import sys
 from collections.abc import Callable, Sequence
 
-from bigdl.common.cpu import usable_cores
+from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.llm.convert_model import FAMILIES
 from bigdl.llm.generator import Generator, TextPart
@@ -62,7 +62,7 @@ def _line(label: str) -> str:
 def _run(options: argparse.Namespace, name: str, talk: Callable[[Generator], int]) -> int:
     try:
         model = TextModel(options.model, task="generate")
-        generator = Generator(model.path, model.facts, options.threads or usable_cores())
+        generator = Generator(model.path, model.facts, options.threads or core_count())
         try:
             return talk(generator)
         finally:

@@ -163,14 +163,18 @@ class _LinearFunction(torch.autograd.Function):
     """Product with a weight that is dequantized again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, layer: LowBitLinear) -> torch.Tensor:
-        ctx.layer = layer
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, values: torch.Tensor, layer: LowBitLinear
+    ) -> torch.Tensor:
+        vars(ctx)["layer"] = layer
         return functional.linear(values, layer.dequantized(values.dtype))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
         (gradient,) = gradients
-        return gradient @ ctx.layer.dequantized(gradient.dtype), None
+        return gradient @ vars(ctx)["layer"].dequantized(gradient.dtype), None
 
 
 class LowBitLinear(torch.nn.Linear):

@@ -77,13 +77,13 @@ def optimize_model(
     return attach_save(model, low_bit)
 
 
-def attach_save(model: Any, low_bit: str) -> Any:
+def attach_save(model: torch.nn.Module, low_bit: str) -> torch.nn.Module:
     """Return a model of low-bit layers with a method ``save_low_bit``."""
-    model.save_low_bit = functools.partial(_save, model, low_bit)
+    setattr(model, "save_low_bit", functools.partial(_save, model, low_bit))  # noqa: B010
     return model
 
 
-def _save(model: Any, low_bit: str, save_dir: str | os.PathLike) -> None:
+def _save(model: torch.nn.Module, low_bit: str, save_dir: str | os.PathLike) -> None:
     """Write a low-bit model to a folder."""
     from bigdl.llm.low_bit import save_weights
 
@@ -137,10 +137,13 @@ def low_memory_init() -> Iterator[None]:
     transformers = require("transformers", "llm")
     from bigdl.nano.attribute_patch import AttributePatch
 
-    def from_config(cls: Any, path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    def from_config(
+        cls: Any, path: Any, *args: object, config: Any = None, **kwargs: object
+    ) -> torch.nn.Module:
         trusted = {"trust_remote_code": kwargs.get("trust_remote_code")}
         config = config or transformers.AutoConfig.from_pretrained(path, **trusted)
-        return cls(config).eval()
+        model: torch.nn.Module = cls(config)
+        return model.eval()
 
     patch = AttributePatch()
     patch.set(transformers.PreTrainedModel, "from_pretrained", classmethod(from_config))

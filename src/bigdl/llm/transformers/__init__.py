@@ -1,6 +1,9 @@
 """Models of transformers in low-bit formats, with the names of `bigdl.llm.transformers` of 2.4."""
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from bigdl.common.dropped import refuse_name
 from bigdl.llm.transformers.model import (
@@ -15,6 +18,9 @@ from bigdl.llm.transformers.model import (
     AutoModelForSpeechSeq2Seq,
     AutoModelForTokenClassification,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "AutoModel",
@@ -40,7 +46,13 @@ _NATIVE = (
 )
 
 
-def ggml_convert_low_bit(model: Any, qtype: str, *args: object, **kwargs: Any) -> Any:
+def ggml_convert_low_bit(
+    model: torch.nn.Module,
+    qtype: str,
+    *args: object,
+    modules_to_not_convert: Collection[str] | None = None,
+    **kwargs: object,
+) -> torch.nn.Module:
     """Convert the linear layers of a model to a low-bit format, in place.
 
     Parameters
@@ -48,14 +60,14 @@ def ggml_convert_low_bit(model: Any, qtype: str, *args: object, **kwargs: Any) -
     model : Module
     qtype : str
         Name of a format; see :func:`bigdl.llm.optimize_model`.
-    *args
+    *args, **kwargs
         Accepted; they have no effect.
-    **kwargs
-        ``modules_to_not_convert`` has an effect.
+    modules_to_not_convert : list of str, optional
+        Names of layers that keep their precision.
     """
     from bigdl.llm.low_bit import convert_linears
 
-    convert_linears(model, qtype, kwargs.get("modules_to_not_convert") or ())
+    convert_linears(model, qtype, modules_to_not_convert or ())
     return model
 
 

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bigdl.common.errors import UsageError, require, user_stacklevel
 from bigdl.llm.low_bit import (
@@ -19,6 +19,12 @@ from bigdl.llm.low_bit import (
     read_facts,
 )
 from bigdl.llm.optimize import attach_save, low_memory_init
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from bigdl.nano.pytorch.inference.decoders import DecoderModel
 
 # Formats of decoders in OpenVINO: the precision, and whether weights are symmetric.
 _ENGINE_FORMATS = {
@@ -37,14 +43,14 @@ class _LowBitAutoModel:
     @classmethod
     def from_pretrained(
         cls,
-        *args: Any,
+        *args: object,
         load_in_4bit: bool = False,
         load_in_low_bit: str | None = None,
         optimize_model: bool = True,
         modules_to_not_convert: Collection[str] | None = None,
         replace_embedding: bool = False,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> torch.nn.Module:
         """Load a model of transformers and convert its weights to a low-bit format.
 
         Parameters
@@ -84,7 +90,7 @@ class _LowBitAutoModel:
                 "replace_embedding has no effect: embeddings keep their precision",
                 stacklevel=user_stacklevel(),
             )
-        path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        path: Any = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         _refuse_device(kwargs.pop("device_map", None))
         if path is not None and (Path(path) / FACTS).is_file():
             raise UsageError(
@@ -97,7 +103,8 @@ class _LowBitAutoModel:
             kwargs["dtype"] = kwargs.pop("torch_dtype")
         model = getattr(transformers, cls._name).from_pretrained(*args, **kwargs)
         if low_bit is None:
-            return model
+            unchanged: torch.nn.Module = model
+            return unchanged
         if optimize_model and not modules_to_not_convert and low_bit in _ENGINE_FORMATS:
             engine = _in_engine(model, cls._name, low_bit)
             if engine is not None:
@@ -109,10 +116,10 @@ class _LowBitAutoModel:
     def load_low_bit(
         cls,
         pretrained_model_name_or_path: str | os.PathLike,
-        *args: Any,
+        *args: object,
         optimize_model: bool = True,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> torch.nn.Module:
         """Load a model that ``save_low_bit`` wrote.
 
         Parameters
@@ -158,7 +165,7 @@ def _refuse_device(device: object) -> None:
         )
 
 
-def _in_engine(model: Any, auto_class: str, low_bit: str) -> Any:
+def _in_engine(model: PreTrainedModel, auto_class: str, low_bit: str) -> torch.nn.Module | None:
     """Return a decoder in OpenVINO, or None if the model is none or cannot be converted."""
     if auto_class != "AutoModelForCausalLM" or model.config.is_encoder_decoder:
         return None
@@ -187,18 +194,19 @@ def _in_engine(model: Any, auto_class: str, low_bit: str) -> Any:
             stacklevel=user_stacklevel(),
         )
         return None
-    made.nano_attach(None)  # frees the weights of the original
-    return _with_saved_engine(made, low_bit)
+    decoder: Any = made
+    decoder.nano_attach(None)  # frees the weights of the original
+    return _with_saved_engine(decoder, low_bit)
 
 
-def _with_saved_engine(model: Any, low_bit: str) -> Any:
+def _with_saved_engine(model: DecoderModel, low_bit: str) -> torch.nn.Module:
     """Return a decoder in OpenVINO with a method ``save_low_bit``."""
     setattr(model.config, CONFIG_KEY, low_bit)
-    model.save_low_bit = functools.partial(_save_engine, model, low_bit)
+    setattr(model, "save_low_bit", functools.partial(_save_engine, model, low_bit))  # noqa: B010
     return model
 
 
-def _save_engine(model: Any, low_bit: str, save_dir: str | os.PathLike) -> None:
+def _save_engine(model: DecoderModel, low_bit: str, save_dir: str | os.PathLike) -> None:
     """Write a decoder in OpenVINO to a folder, with the files of its configuration."""
     import json
 

@@ -14,6 +14,7 @@ from bigdl.llm.low_bit import LowBitLinear, formats_of
 
 if TYPE_CHECKING:
     from peft import PeftConfig
+    from transformers import PreTrainedModel
 
 __all__ = ["LoraLowBitLinear", "PeftModel", "get_peft_model", "prepare_model_for_kbit_training"]
 
@@ -49,7 +50,7 @@ def _registered(model: torch.nn.Module, config: PeftConfig) -> PeftConfig:
 
 
 def get_peft_model(
-    model: torch.nn.Module, peft_config: PeftConfig, *args: Any, **kwargs: Any
+    model: torch.nn.Module, peft_config: PeftConfig, adapter_name: str = "default", **kwargs: bool
 ) -> peft.PeftModel:
     """Return a model with trainable LoRA adapters on its frozen low-bit layers.
 
@@ -58,7 +59,8 @@ def get_peft_model(
     model : Module
         Model of ``from_pretrained(load_in_low_bit=..., optimize_model=False)``.
     peft_config : peft.LoraConfig
-    *args, **kwargs
+    adapter_name : str
+    **kwargs
         Further arguments of ``peft.get_peft_model``.
 
     Raises
@@ -67,10 +69,12 @@ def get_peft_model(
         If the model has no low-bit layers, or the configuration is not of LoRA.
     """
     config = _registered(model, peft_config)
-    return peft.get_peft_model(model, config, *args, **kwargs)  # type: ignore[arg-type,return-value]
+    return peft.get_peft_model(model, config, adapter_name, **kwargs)  # type: ignore[call-overload,no-any-return]
 
 
-def prepare_model_for_kbit_training(model: Any, use_gradient_checkpointing: bool = True) -> Any:
+def prepare_model_for_kbit_training(
+    model: PreTrainedModel, use_gradient_checkpointing: bool = True
+) -> PreTrainedModel:
     """Freeze a low-bit model and prepare it for training of adapters.
 
     Parameters

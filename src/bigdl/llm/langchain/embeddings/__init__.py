@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.embeddings import Embeddings
 
 from bigdl.common.dropped import refuse_name
+
+if TYPE_CHECKING:
+    from bigdl.llm.model import TextModel
 
 __all__ = ["TransformersEmbeddings"]
 
@@ -35,12 +38,12 @@ class TransformersEmbeddings(Embeddings):
     ... # doctest: +SKIP
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: TextModel):
         self.model = model
 
     @classmethod
     def from_model_id(
-        cls, model_id: str, model_kwargs: Mapping[str, Any] | None = None, **kwargs: Any
+        cls, model_id: str, model_kwargs: Mapping[str, Any] | None = None, **kwargs: object
     ) -> Self:
         """Load an encoder in fp32; its files say how it pools.
 

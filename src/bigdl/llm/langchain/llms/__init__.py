@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.language_models.llms import LLM
 
 from bigdl.common.dropped import refuse_name
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, require
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
 
 __all__ = ["TransformersLLM", "TransformersPipelineLLM"]
 
@@ -45,7 +49,7 @@ class TransformersLLM(LLM):
 
     @classmethod
     def from_model_id(
-        cls, model_id: str, model_kwargs: Mapping[str, Any] | None = None, **kwargs: Any
+        cls, model_id: str, model_kwargs: Mapping[str, Any] | None = None, **kwargs: object
     ) -> Self:
         """Load a model with 4-bit weights and its tokenizer.
 
@@ -58,7 +62,7 @@ class TransformersLLM(LLM):
         """
         from bigdl.llm.transformers import AutoModelForCausalLM
 
-        loading, generation = _divided(model_kwargs)
+        loading, generation = _split_options(model_kwargs)
         if not {"load_in_4bit", "load_in_low_bit"} & set(loading):
             loading["load_in_4bit"] = True
         model = AutoModelForCausalLM.from_pretrained(model_id, **loading)
@@ -66,7 +70,7 @@ class TransformersLLM(LLM):
 
     @classmethod
     def from_model_id_low_bit(
-        cls, model_id: str, model_kwargs: Mapping[str, Any] | None = None, **kwargs: Any
+        cls, model_id: str, model_kwargs: Mapping[str, Any] | None = None, **kwargs: object
     ) -> Self:
         """Load a model that ``save_low_bit`` wrote; its folder also has the tokenizer.
 
@@ -79,15 +83,20 @@ class TransformersLLM(LLM):
         """
         from bigdl.llm.transformers import AutoModelForCausalLM
 
-        loading, generation = _divided(model_kwargs)
+        loading, generation = _split_options(model_kwargs)
         model = AutoModelForCausalLM.load_low_bit(model_id, **loading)
         return cls._of(model, model_id, generation, kwargs)
 
     @classmethod
-    def _of(cls, model: Any, model_id: str, generation: dict[str, Any], others: Any) -> Self:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(model_id)
+    def _of(
+        cls,
+        model: torch.nn.Module,
+        model_id: str,
+        generation: dict[str, Any],
+        others: Mapping[str, Any],
+    ) -> Self:
+        transformers = require("transformers", "llm")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
         return cls(
             model_id=model_id, model=model, tokenizer=tokenizer, model_kwargs=generation, **others
         )
@@ -105,7 +114,7 @@ class TransformersLLM(LLM):
         prompt: str,
         stop: list[str] | None = None,
         run_manager: object = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> str:
         """Return the completion of a prompt, without the stop string that ends it."""
         inputs = self.tokenizer([prompt], return_tensors="pt")
@@ -130,7 +139,7 @@ class TransformersPipelineLLM(TransformersLLM):
         task: str = "text-generation",
         model_kwargs: Mapping[str, Any] | None = None,
         pipeline_kwargs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Self:
         """Load a model with 4-bit weights for text generation.
 
@@ -164,7 +173,7 @@ _GENERATION = (
 )
 
 
-def _divided(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments for loading, and those of ``generate``."""
     loading = dict(options or {})
     generation = {name: loading.pop(name) for name in _GENERATION if name in loading}
@@ -173,7 +182,9 @@ def _divided(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[st
     return loading, generation
 
 
-def _stops(tokenizer: Any, stop: Sequence[str], count: int) -> Any:
+def _stops(
+    tokenizer: PreTrainedTokenizerFast, stop: Sequence[str], count: int
+) -> Callable[..., torch.Tensor]:
     """Return a criterion that ends when the text after `count` tokens has a stop string."""
     import torch
 
