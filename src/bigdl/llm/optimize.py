@@ -109,6 +109,16 @@ def load_low_bit(model: torch.nn.Module, model_path: str | os.PathLike) -> torch
     ------
     UsageError
         If the folder was not written by ``save_low_bit``, or has weights of another model.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.llm.optimize import load_low_bit, low_memory_init, optimize_model
+    >>> optimize_model(torch.nn.Sequential(torch.nn.Linear(64, 8))).save_low_bit("small")
+    >>> with low_memory_init():
+    ...     model = torch.nn.Sequential(torch.nn.Linear(64, 8))
+    >>> load_low_bit(model, "small")[0]
+    LowBitLinear(64, 8, 'sym_int4')
     """
     from bigdl.llm.low_bit import CONFIG_KEY, load_weights, read_facts
 

@@ -64,6 +64,13 @@ def ggml_convert_low_bit(
         Accepted; they have no effect.
     modules_to_not_convert : list of str, optional
         Names of layers that keep their precision.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.llm.transformers import ggml_convert_low_bit
+    >>> ggml_convert_low_bit(torch.nn.Sequential(torch.nn.Linear(64, 8)), "fp8")[0]
+    LowBitLinear(64, 8, 'fp8')
     """
     from bigdl.llm.low_bit import convert_linears
 

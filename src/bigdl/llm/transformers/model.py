@@ -222,7 +222,19 @@ def _save_engine(model: DecoderModel, low_bit: str, save_dir: str | os.PathLike)
 
 
 class AutoModel(_LowBitAutoModel):
-    """``AutoModel`` of transformers with low-bit weights."""
+    """``AutoModel`` of transformers with low-bit weights.
+
+    Examples
+    --------
+    >>> import transformers
+    >>> from bigdl.llm.transformers import AutoModel
+    >>> sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    >>> config = transformers.BertConfig(**sizes, intermediate_size=32, vocab_size=50)
+    >>> transformers.BertModel(config).save_pretrained("bert")
+    >>> model = AutoModel.from_pretrained("bert", load_in_4bit=True)
+    >>> model.encoder.layer[0].output.dense
+    LowBitLinear(32, 16, 'sym_int4')
+    """
 
     _name = "AutoModel"
 
@@ -245,48 +257,112 @@ class AutoModelForCausalLM(_LowBitAutoModel):
 
 
 class AutoModelForSeq2SeqLM(_LowBitAutoModel):
-    """``AutoModelForSeq2SeqLM`` of transformers with low-bit weights."""
+    """``AutoModelForSeq2SeqLM`` of transformers with low-bit weights.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers import AutoModelForSeq2SeqLM
+    >>> model = AutoModelForSeq2SeqLM.from_pretrained(  # doctest: +SKIP
+    ...     "t5-small", load_in_low_bit="sym_int8"
+    ... )
+    """
 
     _name = "AutoModelForSeq2SeqLM"
 
 
 class AutoModelForSpeechSeq2Seq(_LowBitAutoModel):
-    """``AutoModelForSpeechSeq2Seq`` of transformers with low-bit weights, such as Whisper."""
+    """``AutoModelForSpeechSeq2Seq`` of transformers with low-bit weights, such as Whisper.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers import AutoModelForSpeechSeq2Seq
+    >>> model = AutoModelForSpeechSeq2Seq.from_pretrained(  # doctest: +SKIP
+    ...     "whisper-base", load_in_low_bit="sym_int8"
+    ... )
+    """
 
     _name = "AutoModelForSpeechSeq2Seq"
 
 
 class AutoModelForQuestionAnswering(_LowBitAutoModel):
-    """``AutoModelForQuestionAnswering`` of transformers with low-bit weights."""
+    """``AutoModelForQuestionAnswering`` of transformers with low-bit weights.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers import AutoModelForQuestionAnswering
+    >>> model = AutoModelForQuestionAnswering.from_pretrained(  # doctest: +SKIP
+    ...     "bert-squad", load_in_low_bit="sym_int8"
+    ... )
+    """
 
     _name = "AutoModelForQuestionAnswering"
 
 
 class AutoModelForSequenceClassification(_LowBitAutoModel):
-    """``AutoModelForSequenceClassification`` of transformers with low-bit weights."""
+    """``AutoModelForSequenceClassification`` of transformers with low-bit weights.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers import AutoModelForSequenceClassification
+    >>> model = AutoModelForSequenceClassification.from_pretrained(  # doctest: +SKIP
+    ...     "bert-sst2", load_in_low_bit="sym_int8"
+    ... )
+    """
 
     _name = "AutoModelForSequenceClassification"
 
 
 class AutoModelForMaskedLM(_LowBitAutoModel):
-    """``AutoModelForMaskedLM`` of transformers with low-bit weights."""
+    """``AutoModelForMaskedLM`` of transformers with low-bit weights.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers import AutoModelForMaskedLM
+    >>> model = AutoModelForMaskedLM.from_pretrained(  # doctest: +SKIP
+    ...     "bert-base-uncased", load_in_low_bit="sym_int8"
+    ... )
+    """
 
     _name = "AutoModelForMaskedLM"
 
 
 class AutoModelForNextSentencePrediction(_LowBitAutoModel):
-    """``AutoModelForNextSentencePrediction`` of transformers with low-bit weights."""
+    """``AutoModelForNextSentencePrediction`` of transformers with low-bit weights.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers import AutoModelForNextSentencePrediction
+    >>> model = AutoModelForNextSentencePrediction.from_pretrained(  # doctest: +SKIP
+    ...     "bert-base-uncased", load_in_low_bit="sym_int8"
+    ... )
+    """
 
     _name = "AutoModelForNextSentencePrediction"
 
 
 class AutoModelForMultipleChoice(_LowBitAutoModel):
-    """``AutoModelForMultipleChoice`` of transformers with low-bit weights."""
+    """``AutoModelForMultipleChoice`` of transformers with low-bit weights.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers import AutoModelForMultipleChoice
+    >>> model = AutoModelForMultipleChoice.from_pretrained(  # doctest: +SKIP
+    ...     "bert-swag", load_in_low_bit="sym_int8"
+    ... )
+    """
 
     _name = "AutoModelForMultipleChoice"
 
 
 class AutoModelForTokenClassification(_LowBitAutoModel):
-    """``AutoModelForTokenClassification`` of transformers with low-bit weights."""
+    """``AutoModelForTokenClassification`` of transformers with low-bit weights.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers import AutoModelForTokenClassification
+    >>> model = AutoModelForTokenClassification.from_pretrained(  # doctest: +SKIP
+    ...     "bert-ner", load_in_low_bit="sym_int8"
+    ... )
+    """
 
     _name = "AutoModelForTokenClassification"

@@ -20,7 +20,18 @@ __all__ = ["LoraLowBitLinear", "PeftModel", "get_peft_model", "prepare_model_for
 
 
 class LoraLowBitLinear(LoraLinear):
-    """LoRA adapter of a low-bit layer; :func:`get_peft_model` creates it."""
+    """LoRA adapter of a low-bit layer; :func:`get_peft_model` creates it.
+
+    Examples
+    --------
+    >>> import peft, torch
+    >>> from bigdl.llm import optimize_model
+    >>> from bigdl.llm.transformers.qlora import get_peft_model
+    >>> model = optimize_model(torch.nn.Sequential(torch.nn.Linear(64, 8)), low_bit="nf4")
+    >>> model = get_peft_model(model, peft.LoraConfig(r=4, target_modules=["0"]))
+    >>> type(model.base_model.model[0]).__name__
+    'LoraLowBitLinear'
+    """
 
     def merge(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise UsageError: a sum of weights has no exact low-bit format."""
@@ -67,6 +78,16 @@ def get_peft_model(
     ------
     UsageError
         If the model has no low-bit layers, or the configuration is not of LoRA.
+
+    Examples
+    --------
+    >>> import peft, torch
+    >>> from bigdl.llm import optimize_model
+    >>> from bigdl.llm.transformers.qlora import get_peft_model
+    >>> model = optimize_model(torch.nn.Sequential(torch.nn.Linear(64, 8)), low_bit="nf4")
+    >>> model = get_peft_model(model, peft.LoraConfig(r=4, target_modules=["0"]))
+    >>> model.get_nb_trainable_parameters()[0]  # 4 * (64 + 8)
+    288
     """
     config = _registered(model, peft_config)
     return peft.get_peft_model(model, config, adapter_name, **kwargs)  # type: ignore[call-overload,no-any-return]
@@ -83,6 +104,11 @@ def prepare_model_for_kbit_training(
         A model of transformers with low-bit layers.
     use_gradient_checkpointing : bool
         True to compute activations again in the backward pass, which takes less memory.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers.qlora import prepare_model_for_kbit_training
+    >>> model = prepare_model_for_kbit_training(model)  # doctest: +SKIP
     """
     for parameter in model.parameters():
         parameter.requires_grad = False
@@ -95,7 +121,13 @@ def prepare_model_for_kbit_training(
 
 
 class PeftModel:
-    """``PeftModel`` of peft for low-bit models."""
+    """``PeftModel`` of peft for low-bit models.
+
+    Examples
+    --------
+    >>> from bigdl.llm.transformers.qlora import PeftModel
+    >>> model = PeftModel.from_pretrained(model, "adapter")  # doctest: +SKIP
+    """
 
     @staticmethod
     def from_pretrained(
