@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,12 +148,15 @@ def low_memory_init() -> Iterator[None]:
     from bigdl.nano.attribute_patch import AttributePatch
 
     def from_config(
-        cls: Any, path: Any, *args: object, config: Any = None, **kwargs: object
+        cls: Callable[[object], torch.nn.Module],
+        path: str | os.PathLike,
+        *args: object,
+        config: object = None,
+        **kwargs: object,
     ) -> torch.nn.Module:
         trusted = {"trust_remote_code": kwargs.get("trust_remote_code")}
         config = config or transformers.AutoConfig.from_pretrained(path, **trusted)
-        model: torch.nn.Module = cls(config)
-        return model.eval()
+        return cls(config).eval()
 
     patch = AttributePatch()
     patch.set(transformers.PreTrainedModel, "from_pretrained", classmethod(from_config))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import peft
 import torch
@@ -135,7 +135,9 @@ class PeftModel:
         model_id: str | os.PathLike,
         adapter_name: str = "default",
         is_trainable: bool = False,
-        **kwargs: Any,
+        *,
+        config: PeftConfig | None = None,
+        **kwargs: bool,
     ) -> peft.PeftModel:
         """Load an adapter onto a low-bit model.
 
@@ -147,10 +149,12 @@ class PeftModel:
         adapter_name : str
         is_trainable : bool
             True to train the adapter further.
+        config : peft.LoraConfig, optional
+            Default: that of the adapter.
         **kwargs
             Further arguments of ``peft.PeftModel.from_pretrained``.
         """
-        config = kwargs.pop("config", None) or peft.PeftConfig.from_pretrained(os.fspath(model_id))
+        config = config or peft.PeftConfig.from_pretrained(os.fspath(model_id))
         config.inference_mode = not is_trainable
         return peft.PeftModel.from_pretrained(
             model,
@@ -158,5 +162,5 @@ class PeftModel:
             adapter_name,
             is_trainable,
             config=_registered(model, config),
-            **kwargs,
+            **kwargs,  # type: ignore[arg-type]
         )
