@@ -3,11 +3,13 @@
     BIGDL_DATA=/path/to/data python benchmarks/fresh_histories.py [--epochs 20]
 
 A SASRec model is trained on the older half of the events. Each event of the newer half is then
-predicted from the user's events until then, and from those that a refresh after every 100 or 1,000
-events of all users had seen. The weights stay those of the older half, so the difference is that of
-the histories. The item is ranked among all items of the older half that the user has not rated yet;
-an event of another item, or of an item that the user has rated, is left out. A user without known
-events gets the popular items. Events are ordered by time, user and item.
+predicted from the user's events until then, from those of earlier seconds, and from those that a
+refresh after every 100 or 1,000 events of all users had seen. Events of a user in one second are
+ordered by item, so the last one says much about the next: the row of earlier seconds is free of
+that. The weights stay those of the older half, so the difference is that of the histories. The
+item is ranked among all items of the older half that the user has not rated yet; an event of
+another item, or of an item that the user has rated, is left out. A user without known events gets
+the popular items. Events are ordered by time, user and item.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import torch
 from bigdl.friesian.sequential import SequenceRecommender
 
 ROWS = 512
+EARLIER = "earlier seconds"
 
 
 def events_of(folder):
@@ -45,14 +48,21 @@ def ranks_of(scores, targets, seen):
 class Histories:
     """Item ids of each user's events, with their numbers in the stream."""
 
-    def __init__(self, users, ids):
-        self.ids = ids
+    def __init__(self, users, ids, times):
+        self.ids, self.times = ids, times
         self.of_user = {user: np.flatnonzero(users == user) for user in np.unique(users)}
 
     def before(self, user, event):
         at = self.of_user[user]
         known = self.ids[at[: np.searchsorted(at, event)]]
         return known[known >= 0]
+
+    def ended(self, user, event, refresh):
+        """Return the events that a recommender with a refresh has seen before an event."""
+        if refresh == EARLIER:
+            first = np.searchsorted(self.times, self.times[event])  # all users' first of the second
+            return self.before(user, first)
+        return self.before(user, event // refresh * refresh)
 
 
 def sasrec_scores(network, histories, popular, max_len):
@@ -93,20 +103,20 @@ def main():
     for _, rows in frame[:half].assign(id=ids[:half]).groupby("user"):
         np.add.at(transitions, (rows["id"].to_numpy()[:-1], rows["id"].to_numpy()[1:]), 1)
     users = frame["user"].to_numpy()
-    known = Histories(users, ids)
+    known = Histories(users, ids, frame["time"].to_numpy())
     tested = []
     for event in range(half, len(frame)):
         seen = known.before(users[event], event)
         if ids[event] >= 0 and ids[event] not in seen:
             tested.append(event)
     rows = []
-    for every in (1, 100, 1000):
+    for refresh in (1, EARLIER, 100, 1000):
         ranks = {"SASRec": [], "Markov": []}
         for first in range(0, len(tested), ROWS):
             part = tested[first : first + ROWS]
             targets = ids[part]
             seen = [known.before(users[each], each) for each in part]
-            stale = [known.before(users[each], each // every * every) for each in part]
+            stale = [known.ended(users[each], each, refresh) for each in part]
             for name, scores in (
                 ("SASRec", sasrec_scores(model.network, stale, popular, options.max_len)),
                 ("Markov", markov_scores(transitions, stale, popular)),
@@ -116,7 +126,7 @@ def main():
             rank = np.concatenate(parts)
             hits = rank <= 10
             ndcg = float((hits / np.log2(1 + rank)).mean())
-            row = {"model": name, "refresh": every, "ndcg@10": ndcg, "hit_rate@10": hits.mean()}
+            row = {"model": name, "refresh": refresh, "ndcg@10": ndcg, "hit_rate@10": hits.mean()}
             rows.append({**row, "events": len(rank)})
             print(
                 json.dumps(

@@ -26,11 +26,11 @@ import pandas as pd
 import psutil
 import torch
 
-from bigdl.friesian.baselines import ALS, EASE, ItemKNN, Markov, Popular
+from bigdl.friesian.baselines import ALS, EASE, ItemKNN, Markov, Popular, folds_as_arrow
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.metrics import compare_rankings, ranking_metrics
 from bigdl.friesian.sequential import SequenceRecommender
-from bigdl.friesian.splitters import GlobalTime, LastN, drop_cold, drop_seen
+from bigdl.friesian.splitters import GlobalTime, LastN
 from bigdl.orca import init_orca_context, stop_orca_context
 
 BASELINES = {
@@ -119,15 +119,8 @@ def models_of(options, process, folder):
 
 
 def run_split(split, table, options, process, folder):
-    fold = next(iter(SPLITS[split]().folds(table)))
-    test, dropped = fold.test, {}
-    for drop in (drop_cold, drop_seen):
-        filtered = drop(test, fold.train)
-        test, dropped = filtered.table, {**dropped, **filtered.dropped}
-    train, test = (
-        each.df.toPandas() if isinstance(each, FeatureTable) else each.toPandas()
-        for each in (fold.train, test)
-    )
+    fold = next(iter(folds_as_arrow(table, SPLITS[split]())))
+    train, test, dropped = fold.train.to_pandas(), fold.test.to_pandas(), fold.dropped
     columns = ["user", "item", "time"]
     train = train[columns].sort_values(columns)
     users = sorted(test["user"].unique())
@@ -154,6 +147,8 @@ def run_split(split, table, options, process, folder):
             )
     except KeyboardInterrupt:
         print("interrupted; the table has the trainings until then", flush=True)
+    if not rows:
+        return
     frame = pd.DataFrame(rows).drop(columns="split")
     means = frame.groupby("model").agg(["mean", "std"]).drop(columns="seed", level=0)
     print(means.sort_values(("ndcg@10", "mean"), ascending=False).round(4).to_string())

@@ -1,11 +1,12 @@
 """Tests of the search over recommenders by ranking metrics."""
 
 import numpy as np
+import optuna
 import pandas as pd
 import pytest
 from refusals import refused
 
-from bigdl.friesian.automl import MODELS, search_recommenders
+from bigdl.friesian.automl import MODELS, RecommenderSearch, search_recommenders
 from bigdl.friesian.baselines import EASE, Markov, cross_validate
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.sequential import SequenceRecommender
@@ -58,6 +59,55 @@ def test_a_search_with_other_models_and_metrics_resumes(table, tmp_path):
     assert len(search.study.trials) == 5
     assert search.table["recall@3"].is_monotonic_decreasing
     assert 1 <= search.best_model("strong").l2 <= 10
+
+
+def test_a_search_with_other_arguments_or_rows_is_not_resumed(table, tmp_path):
+    options = {"storage": f"sqlite:///{tmp_path / 'search.db'}", "resume": True, "n_trials": 1}
+    names = ["popular", "markov"]
+    splitter = LastN(1, **COLUMNS)
+    search_recommenders(table, splitter, names, **options)
+    for argument, other in [("metric", "recall@3"), ("epochs", 2), ("max_len", [8]), ("seed", 1)]:
+        with refused("checkpoint-mismatch", argument):
+            search_recommenders(table, splitter, names, **{**options, argument: other})
+    with refused("checkpoint-mismatch", "models", "'ease'"):
+        search_recommenders(table, splitter, [*names, "ease"], **options)
+    with refused("checkpoint-mismatch", "folds"):
+        search_recommenders(table, LastN(2, **COLUMNS), names, **options)
+    options["storage"] = f"sqlite:///{tmp_path / 'other.db'}"
+    study = optuna.create_study(storage=options["storage"], direction="maximize")
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    with refused("checkpoint-mismatch", "another program"):
+        search_recommenders(table, splitter, names, **options)
+
+
+def test_a_resumed_search_draws_new_parameters(table, tmp_path):
+    options = {"storage": f"sqlite:///{tmp_path / 'search.db'}", "resume": True}
+    for _ in range(3):
+        search = search_recommenders(table, LastN(1, **COLUMNS), ["ease"], n_trials=1, **options)
+    assert search.table["ease.l2"].nunique() == 3
+
+
+def test_a_model_that_cannot_be_trained_does_not_end_a_search(table):
+    def broken(trial, common):
+        raise MemoryError("too many items")
+
+    splitter = LastN(1, **COLUMNS)
+    models = {"broken": broken, "markov": MODELS["markov"]}
+    search = search_recommenders(table, splitter, models, n_trials=2)
+    assert set(search.table["state"]) == {"COMPLETE", "FAIL"}
+    assert search.best_params == {"model": "markov"}
+    with refused("name-unknown", "broken"):
+        search.best_model("broken")
+    with refused("search-failed", "broken", "MemoryError: too many items"):
+        search_recommenders(table, splitter, {"broken": broken}, n_trials=1)
+
+
+def test_a_search_without_an_ended_trial_has_no_best_model():
+    search = RecommenderSearch(optuna.create_study(), "ndcg@10", MODELS, {"columns": {}})
+    with refused("data-empty", "any model"):
+        search.best_model()
+    with refused("data-empty", "any model"):
+        _ = search.best_params
 
 
 def test_unknown_models_and_metrics_of_a_search_are_rejected(table):

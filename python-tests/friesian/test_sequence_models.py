@@ -1,5 +1,8 @@
 """Tests of sequence models: losses, causality, caches, workers and recommendations."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -156,13 +159,23 @@ def test_events_added_to_a_cache_equal_the_whole_history(name):
         model.extend(*new, cache=cache)
 
 
-@pytest.mark.parametrize("options", [{}, {"heads": 2, "cosine": True}, {"item_features": None}])
-@pytest.mark.parametrize("name", ["sasrec", "ligr", "hstu"])
+OF_ITEMS = np.random.default_rng(0).normal(size=(20, 3))
+READ = [
+    (name, options)
+    for name in ("sasrec", "ligr", "hstu")
+    for options in (
+        {},
+        {"heads": 2, "cosine": True},
+        {"item_features": np.arange(20)[:, None] % 3},
+        {"item_vectors": OF_ITEMS},
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "options"), [*READ, ("hstu", {"use_times": False})])
 def test_events_read_one_by_one_in_numpy_give_the_vectors_of_the_whole_history(name, options):
     torch.manual_seed(0)
     options = {"heads": 1, **options} | ({"block": "ligr"} if name == "ligr" else {})
-    if "item_features" in options:
-        options["item_features"] = np.arange(20)[:, None] % 3
     model = (HSTU if name == "hstu" else SASRec)(20, 40, 8, **options).eval()
     for parameter in model.parameters():  # biases and norms start with constants
         torch.nn.init.normal_(parameter, std=0.5)
@@ -186,6 +199,42 @@ def test_events_read_one_by_one_in_numpy_give_the_vectors_of_the_whole_history(n
     for events, wanted in ((other, expected[0, 7]), (columns, whole[1, 7])):
         vector, _ = reader.extend(first, *(each[:8] for each in events))
         np.testing.assert_allclose(vector, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_threads_may_extend_one_state_in_numpy():
+    torch.manual_seed(0)
+    model = SASRec(20, 40, 8).eval()
+    ids = torch.randint(1, 20, (8, 40))
+    ids[:, :5] = ids[0, :5]  # all threads have these events in common
+    with torch.inference_mode():
+        whole, _ = model.extend(ids)
+        _, batch = model.extend(ids[:1, :5])
+    reader = OneEventModel.of(model)
+    state, start = reader.state_of(batch, 0, 5), threading.Barrier(8)
+
+    def read(row):
+        start.wait()
+        return reader.extend(state, ids[row].numpy(), np.zeros(40, np.int64))[0]
+
+    with ThreadPoolExecutor(8) as threads:
+        vectors = list(threads.map(read, range(8)))
+    np.testing.assert_allclose(vectors, whole[:, -1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sasrec", "ligr", "hstu"])
+def test_weights_changed_in_place_are_read_in_numpy(name):
+    torch.manual_seed(0)
+    model = CAUSAL[name](20, 8, 8).eval()
+    reader = OneEventModel.of(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    ids, times = torch.randint(1, 20, (1, 6)), torch.arange(6)[None] * 1000
+    with torch.inference_mode():
+        whole, _ = model.extend(ids, times)
+        _, batch = model.extend(ids[:, :5], times[:, :5])
+    vector, _ = reader.extend(reader.state_of(batch, 0, 5), ids[0].numpy(), times[0].numpy())
+    np.testing.assert_allclose(vector, whole[0, -1], rtol=1e-4, atol=1e-4)
 
 
 def test_derived_classes_are_not_read_in_numpy():

@@ -194,6 +194,20 @@ def test_answers_after_events_equal_offline_ones(tmp_path, name, stride):
     assert info["extended"] > (0 if stride == 1 else 100)
 
 
+def test_many_new_events_are_read_with_the_whole_history(tmp_path):
+    trained(max_len=100).save(tmp_path / "model")
+    with EmbeddedEvents(tmp_path / "events") as events:
+        events.append_table(clicks())
+        recall = SequenceRecall(events, tmp_path / "model")
+        counts = []
+        for new in (0, 8, 9):
+            events.append([Event(1, 5 + 3 * each, 10_000.0 + each) for each in range(new)])
+            recall.candidates(np.array([1]), 5)
+            info = recall.cache_info()
+            counts.append((info["whole"], info["extended"]))
+    assert counts == [(1, 0), (1, 1), (2, 1)]
+
+
 def test_a_small_cache_gives_the_same_answers(tmp_path):
     trained().save(tmp_path / "model")
     with EmbeddedEvents(tmp_path / "events") as events:

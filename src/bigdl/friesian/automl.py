@@ -23,9 +23,11 @@ from bigdl.friesian.baselines import (
     ranked,
 )
 from bigdl.tuning import create_sampler, open_study, optimize, trial_table
+from bigdl.tuning.study import check_description, without_experimental_warnings
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
     from optuna import Study, Trial
     from optuna.trial import FrozenTrial
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["MODELS", "RecommenderSearch", "search_recommenders"]
 
 _METRICS = ("precision", "recall", "hit_rate", "map", "mrr", "ndcg")
+_ERROR = "error"  # user attribute with the error of a failed trial
 _LOSSES = ("softmax", "sampled_softmax", "gbce", "bce")
 
 Build = Callable[["Trial | FrozenTrial", dict[str, Any]], Recommender]
@@ -136,8 +139,14 @@ class RecommenderSearch:
 
     @property
     def best_params(self) -> dict[str, Any]:
-        """Parameters of the best trial."""
-        return dict(self.study.best_params)
+        """Parameters of the best trial.
+
+        Raises
+        ------
+        UsageError
+            If no trial has ended.
+        """
+        return dict(self._best().params)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -158,6 +167,11 @@ class RecommenderSearch:
         UsageError
             If no trial of the model has ended.
         """
+        best = self._best(name)
+        return self.builders[best.params["model"]](best, self.common)
+
+    def _best(self, name: str | None = None) -> FrozenTrial:
+        """Return the best trial that has ended, of one model or of all."""
         trials = [
             each
             for each in self.study.trials
@@ -165,12 +179,11 @@ class RecommenderSearch:
         ]
         if not trials:
             raise UsageError(
-                f"No trial of {name or 'any model'} has ended; search with more trials",
-                code="name-unknown",
-                argument="name",
+                f"No trial of {name or 'any model'} has ended; search with more trials or time",
+                code="data-empty" if name is None else "name-unknown",
+                **({} if name is None else {"argument": "name"}),
             )
-        best = max(trials, key=lambda each: each.value or 0.0)
-        return self.builders[best.params["model"]](best, self.common)
+        return max(trials, key=lambda each: each.value or 0.0)
 
 
 def search_recommenders(
@@ -195,7 +208,8 @@ def search_recommenders(
     Each model has one of the first trials, so that a short search compares all of them; then TPE
     chooses. All items are ranked, and known items of a user are neither recommended nor tested.
     Keep test rows out of `table`: the best of many trials is better on the validation rows than on
-    others.
+    others. A trial whose model cannot be trained, such as EASE of too many items, is logged and
+    recorded as failed, and the search continues. The rows of all folds are in the driver's memory.
 
     Parameters
     ----------
@@ -206,7 +220,8 @@ def search_recommenders(
         ``GlobalTime`` for later rows. The metric is the mean over its folds.
     models : sequence of str, or dict of str to callable
         Names of :data:`MODELS`, default all; or functions of a trial and of a dict of common
-        options, which return an untrained recommender.
+        options, which return an untrained recommender. The ``days`` of ``popular`` assume that
+        numeric times are in seconds.
     metric : str, default "ndcg@10"
         ``precision``, ``recall``, ``hit_rate``, ``map``, ``mrr`` or ``ndcg``, and the number of
         recommendations.
@@ -223,7 +238,8 @@ def search_recommenders(
     storage : str, optional
         URL of a database for the study, such as ``"sqlite:///search.db"``.
     resume : bool, default False
-        Continue the study of `storage`.
+        Continue the study of `storage`. Models, metric, options and rows must be those of the saved
+        search.
     seed : int, default 0
         Of the sampler and the sequence models.
 
@@ -234,7 +250,8 @@ def search_recommenders(
     Raises
     ------
     UsageError
-        For unknown models and metrics, and if no test row remains.
+        For unknown models and metrics, if no test row remains, if no model could be trained, and if
+        a resumed search has other arguments or rows.
 
     Examples
     --------
@@ -245,7 +262,6 @@ def search_recommenders(
     >>> from bigdl.friesian.splitters import LastN
     >>> from bigdl.orca import init_orca_context
     >>> sc = init_orca_context("local", cores=2)
-    >>> random = np.random.default_rng(0)
     >>> user = np.repeat(np.arange(40), 15)
     >>> item = (user + 3 * np.tile(np.arange(15), 40)) % 50  # an item determines the next one
     >>> clicks = pd.DataFrame({"user": user, "item": item, "time": np.arange(600)})
@@ -266,16 +282,19 @@ def search_recommenders(
         "max_len": [check_integer("max_len", each, 1) for each in max_len],
         "seed": seed,
     }
-    folds = [
-        (fold.train.to_pandas(), fold.test.to_pandas()) for fold in folds_as_arrow(table, splitter)
-    ]
-    study = open_study(
-        storage=storage,
-        directions=["maximize"],
-        sampler=create_sampler(seed=seed),
-        resume=resume,
-        metric_names=[metric],
-    )
+    folds = [(fold.train, fold.test) for fold in folds_as_arrow(table, splitter)]
+    description = {
+        "metric": metric,
+        "models": list(builders),
+        **common,
+        "folds": [_fingerprint(train, test) for train, test in folds],
+    }
+    study = open_study(storage=storage, directions=["maximize"], resume=resume)
+    check_description(study, description, f"The search {study.study_name!r} in {storage}")
+    with without_experimental_warnings():
+        study.set_metric_names([metric])
+    # a resumed search draws other parameters than the trials that it has
+    study.sampler = create_sampler(seed=seed + len(study.trials))
     if not study.trials:
         for each in builders:
             study.enqueue_trial({"model": each})
@@ -287,9 +306,31 @@ def search_recommenders(
         concurrency=concurrency,
         cores_per_trial=cores_per_trial,
         timeout=timeout,
+        catch=(Exception,),
         data=folds,
     )
+    _check_not_all_failed(study)
     return RecommenderSearch(study, metric, builders, common)
+
+
+def _fingerprint(train: pa.Table, test: pa.Table) -> dict[str, int]:
+    """Return row counts and a checksum of the test rows, independent of their order."""
+    import pandas as pd
+
+    checksum = int(pd.util.hash_pandas_object(test.to_pandas(), index=False).sum())
+    return {"train": train.num_rows, "test": test.num_rows, "checksum": checksum}
+
+
+def _check_not_all_failed(study: Study) -> None:
+    trials = study.get_trials(deepcopy=False)
+    failed = [each for each in trials if _ERROR in each.user_attrs]
+    if failed and all(each.value is None for each in trials):
+        last = failed[-1]
+        raise UsageError(
+            f"No model could be trained in {len(failed)} trials; the last one, of "
+            f"{last.params['model']!r}, ended with {last.user_attrs[_ERROR]}",
+            code="search-failed",
+        )
 
 
 def _builders(models: Sequence[str] | Mapping[str, Build]) -> dict[str, Build]:
@@ -321,17 +362,20 @@ def _objective(
     columns = common["columns"]["user_col"], common["columns"]["item_col"]
 
     def objective(trial: Trial, folds: Any) -> float:
-        import pyarrow as pa
+        from optuna import TrialPruned
 
         name = trial.suggest_categorical("model", list(builders))
         values = []
-        for train, test in folds:
-            rows, wanted = (
-                pa.Table.from_pandas(each, preserve_index=False) for each in (train, test)
-            )
-            model = builders[name](trial, common)
-            result = ranked(name, model, rows, wanted, metric, k, *columns)
-            values.append(result[f"{metric}@{k}"])
+        try:
+            for train, test in folds:
+                model = builders[name](trial, common)
+                result = ranked(name, model, train, test, metric, k, *columns)
+                values.append(result[f"{metric}@{k}"])
+        except TrialPruned:
+            raise
+        except Exception as error:
+            trial.set_user_attr(_ERROR, f"{type(error).__name__}: {error}")
+            raise
         return sum(values) / len(values)
 
     return objective

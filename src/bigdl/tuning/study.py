@@ -39,6 +39,7 @@ RETRY_OF = "retry_of"
 """User attribute with the number of the lost trial that a trial repeats."""
 
 _PROCESS = "process"
+_DESCRIPTION = "search"  # user attribute with the arguments of a search
 _DIRECTIONS = ("minimize", "maximize")
 _log = logging.getLogger(__name__)
 
@@ -295,6 +296,43 @@ def open_study(
         with without_experimental_warnings():
             study.set_metric_names(list(metric_names))
     return cast("Study", study)
+
+
+def check_description(study: Study, description: Mapping[str, object], search: str) -> None:
+    """Record the arguments of a new search, or compare them with those of the resumed search.
+
+    Parameters
+    ----------
+    study : optuna.Study
+    description : dict of str to JSON value
+        Arguments that a resumed search must share with the saved search.
+    search : str
+        Subject of the error message, such as ``"The search in logs/search_00000"``.
+
+    Raises
+    ------
+    UsageError
+        If the study has other arguments, or trials of a search without a description.
+    """
+    saved = study.user_attrs.get(_DESCRIPTION)
+    if saved is None and not study.get_trials(deepcopy=False):
+        study.set_user_attr(_DESCRIPTION, dict(description))
+        return
+    if not isinstance(saved, dict) or not saved.keys() & description.keys():
+        raise UsageError(
+            f"{search} has trials of another program; choose another storage, or start a new "
+            "search without resume",
+            code="checkpoint-mismatch",
+            argument="resume",
+        )
+    for key, value in description.items():
+        if saved.get(key) != value:
+            raise UsageError(
+                f"{search} has {key} {saved.get(key)!r}, this one has {value!r}; resume with the "
+                "same arguments, or start a new search without resume",
+                code="checkpoint-mismatch",
+                argument=key,
+            )
 
 
 def trial_table(study: Study) -> pd.DataFrame:

@@ -1,8 +1,9 @@
 """Candidate generator with a sequence model, which reads the newest events of each user.
 
 The keys and values of the events that the model has read are cached per user, so that a request
-computes only the events that were appended since. Cache, model and item vectors belong together
-and are replaced together, so no answer combines two models.
+computes only the events that were appended since. SASRec and HSTU read up to 8 new events one by
+one; after more of them, the whole history is read again, which is faster. Cache, model and item
+vectors belong together and are replaced together, so no answer combines two models.
 """
 
 from __future__ import annotations

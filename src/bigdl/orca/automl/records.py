@@ -31,7 +31,7 @@ from bigdl.orca.automl.trial import EpochResult, SearchGoal, TrialJob
 from bigdl.training.progress import ItemLines
 from bigdl.tuning import open_study
 from bigdl.tuning.spaces import SearchSpace, json_value
-from bigdl.tuning.study import RETRY_OF, propose_again
+from bigdl.tuning.study import RETRY_OF, check_description, propose_again
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial, TrialState
 
 _STUDY = "study.db"
-_DESCRIPTION = "search"
 _PLAN, _FINALIST = "plan", "finalist"
 _STATUS = {"COMPLETE": "finished", "PRUNED": "stopped early", "FAIL": "failed"}
 
@@ -182,20 +181,7 @@ class TrialRecords(TrialReporting):
             "search_alg": algorithm,
             "search_space": repr(space),
         }
-        saved = self.study.user_attrs.get(_DESCRIPTION)
-        if saved is None:
-            self.study.set_user_attr(_DESCRIPTION, description)
-            saved = description
-        for key, value in description.items():
-            if saved.get(key) != value:
-                raise UsageError(
-                    f"The search in {self.folder} has {key} {saved.get(key)!r}, this one has "
-                    f"{value!r}; resume with the same arguments, or start a new search without "
-                    "resume",
-                    code="checkpoint-mismatch",
-                    path=str(self.folder),
-                    argument=key,
-                )
+        check_description(self.study, description, f"The search in {self.folder}")
 
     # Planning -----------------------------------------------------------------------------------
 
