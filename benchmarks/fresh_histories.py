@@ -131,7 +131,7 @@ def main():
             print(
                 json.dumps(
                     {
-                        key: each if isinstance(each, str) else round(float(each), 4)
+                        key: round(float(each), 4) if isinstance(each, float) else each
                         for key, each in rows[-1].items()
                     }
                 ),

@@ -21,6 +21,7 @@ from bigdl.tuning import (
     run_trials,
     trial_table,
 )
+from bigdl.tuning.study import check_description
 
 FAR = 250.0  # seconds that anything here may take on a machine that is busy
 
@@ -411,3 +412,18 @@ def test_a_search_that_is_interrupted_leaves_no_process(database, tmp_path):
     assert "RUNNING" not in {trial.state.name for trial in left}
     assert len(left) <= 11
     assert [trial.state.name for trial in left].count("FAIL") <= 2
+
+
+def test_a_study_is_compared_with_the_arguments_of_its_search():
+    study = open_study()
+    check_description(study, {"metric": "mae", "epochs": 2}, "The search")
+    run_trials(study, parabola, 1)
+    check_description(study, {"metric": "mae", "epochs": 2}, "The search")
+    with pytest.raises(UsageError, match="The search has epochs 2, this one has 3") as refusal:
+        check_description(study, {"metric": "mae", "epochs": 3}, "The search")
+    assert refusal.value.code == "checkpoint-mismatch"
+    other = open_study()
+    run_trials(other, parabola, 1)
+    with pytest.raises(UsageError, match="of another program") as refusal:
+        check_description(other, {"metric": "mae"}, "The search")
+    assert refusal.value.code == "checkpoint-mismatch"
