@@ -16,6 +16,7 @@ from test_frozen_automatic import Wide, wide_rows
 from torch import nn
 from training_models import QUIET, Trainer
 
+from bigdl.nano.acceleration import agreement
 from bigdl.nano.acceleration.network_cache import (
     clear_entries,
     find_entry,
@@ -156,6 +157,127 @@ def test_another_process_takes_it(tmp_path):
     assert len(list_entries()) == 1
 
 
+PROGRAMS = {
+    "class attribute": (
+        "class Model(nn.Linear):\n"
+        "    limit = VALUE\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x).clamp(max=self.limit)\n"
+        "model = Model(6, 3)\n"
+    ),
+    "patched method": (
+        "import types\n"
+        "model = nn.Linear(6, 3)\n"
+        "def forward(self, x):\n"
+        "    return nn.functional.linear(x, self.weight).clamp(max=VALUE)\n"
+        "model.forward = types.MethodType(forward, model)\n"
+    ),
+    "helper": (
+        "import helper\n"
+        "from helper import limited\n"
+        "class Model(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return limited(helper.limited(super().forward(x)))\n"
+        "model = Model(6, 3)\n"
+    ),
+    "globals": (
+        "LIMITS = [{'max': torch.tensor(VALUE)}]\n"
+        "class Model(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x).minimum(LIMITS[0]['max'])\n"
+        "model = Model(6, 3)\n"
+    ),
+}
+BEGIN = "import torch\nfrom torch import nn\ntorch.manual_seed(0)\n"
+END = """
+from bigdl.nano.pytorch import InferenceOptimizer
+
+x = torch.ones(4, 6)
+fast = InferenceOptimizer.trace(model.eval(), accelerator="openvino", input_sample=x)
+torch.testing.assert_close(fast(1000 * x), model(1000 * x))
+"""
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_a_changed_program_is_converted_again(tmp_path, kind):
+    program = tmp_path / "program.py"
+    for value in (6.0, 3.0):
+        helper = f"def limited(x):\n    return x.clamp(max={value})\n"
+        (tmp_path / "helper.py").write_text(helper)
+        program.write_text(BEGIN + PROGRAMS[kind].replace("VALUE", str(value)) + END)
+        subprocess.run([sys.executable, "-B", program], check=True)
+    assert len(list_entries()) == 2
+
+
+def test_an_operator_in_python_is_not_kept():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x * 2
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient * 2
+
+    class Applying(Layers):
+        def forward(self, x):
+            return super().forward(Twice.apply(x))
+
+    model = Applying()
+    torch.testing.assert_close(traced(model)(X), model(X))
+
+
+def test_constants_in_code_are_compared_in_full():
+    for values in ([0.1] * 5 + [0.2], [0.1] * 5 + [0.2 + 1e-7]):
+
+        class Constant(nn.Module):
+            constant = torch.tensor(values)
+
+            def forward(self, x):
+                return x + self.constant
+
+        torch.testing.assert_close(traced(Constant())(X), Constant()(X), rtol=0, atol=0)
+    assert len(list_entries()) == 2
+
+
+def test_a_low_precision_that_disagrees_keeps_the_conversion(monkeypatch):
+    def disagree(*arguments, **options):
+        raise agreement.DisagreementError("too inaccurate")
+
+    traced(Layers())
+    (entry,) = list_entries()
+    before = entry.folder.stat().st_ino
+    monkeypatch.setattr(agreement, "check_agreement", disagree)
+    with refused("accuracy", "too inaccurate"):
+        InferenceOptimizer.quantize(
+            Layers(), precision="bf16", accelerator="openvino", input_sample=X
+        )
+    assert entry.folder.stat().st_ino == before
+
+
+def test_a_quantized_network_that_disagrees_is_removed():
+    def quantized(model):
+        return InferenceOptimizer.quantize(
+            model, accelerator="openvino", input_sample=X, calib_data=[X]
+        )
+
+    def entry_of(model):
+        known = {each.key for each in list_entries()}
+        quantized(model)
+        added = [each for each in list_entries() if each.key not in known]
+        return next(each for each in added if each.about["network"] == "int8")
+
+    right, other = entry_of(Layers()), Layers()
+    other.shift = 5.0
+    for file in entry_of(other).folder.iterdir():
+        shutil.copy(file, right.folder)
+    wrong = right.folder.stat().st_ino
+    model = Layers()
+    difference = (quantized(model)(X) - model(X)).abs().max()
+    assert difference < 1
+    assert right.folder.stat().st_ino != wrong
+
+
 # -- the folder ------------------------------------------------------------------------------------
 
 
@@ -170,6 +292,38 @@ def test_entries_are_private_and_complete(own_choices):
     entry.folder.parent.chmod(0o777)
     assert find_entry(entry.key) is None
     assert stored("b" * 40) is None
+
+
+def test_a_failure_to_write_stores_nothing(own_choices):
+    def fail(folder):
+        (folder / "x.bin").write_bytes(b"part")
+        raise RuntimeError("No space left on device")
+
+    assert store_entry("a" * 40, fail, {}) is None
+    assert not list((own_choices.parent / "networks").iterdir())
+
+
+def test_a_damaged_entry_is_replaced():
+    entry = stored()
+    (entry.folder / "x.bin").unlink()
+    assert find_entry(entry.key) is None
+    assert stored() is not None
+    assert find_entry(entry.key).size == MIB
+
+
+def test_a_damaged_entry_is_removed_when_another_is_stored():
+    damaged = stored().folder
+    (damaged / "about.json").unlink()
+    stored("b" * 40)
+    assert not damaged.exists()
+
+
+def test_clearing_keeps_what_another_process_writes():
+    fresh = stored().folder.parent / ".new-fresh"
+    fresh.mkdir()
+    assert clear_entries() == MIB
+    assert fresh.exists()
+    assert not list_entries()
 
 
 def test_the_least_recently_used_are_removed(monkeypatch):

@@ -102,7 +102,7 @@ def build_and_check(
                 computed = _as_computed(method, options)
                 check_agreement(source, built, computed, probes, scored=scored)
         except (DisagreementError, UnusableNetworkError) as error:
-            if _forget_cached(source):
+            if _is_cache_to_blame(error, method, options) and _forget_cached(source):
                 continue
             first = first or error
             if source.exporter is None or source.exporter in options.rejected_exporters:
@@ -121,6 +121,16 @@ def build_and_check(
             if strict and network is not None and hasattr(network, "forbid_negative"):
                 network.forbid_negative(source.refused_negatives())
             return built
+
+
+def _is_cache_to_blame(error: UsageError, method: Method, options: BuildOptions) -> bool:
+    """Return True if a wrong network in the cache may be the cause of an error.
+
+    A lower precision of the runtime can be the cause, too, and converting again does not change it.
+    """
+    precision = _as_computed(method, options).precision
+    unusable = isinstance(error, UnusableNetworkError)
+    return unusable or precision == FP32 or precision.quantized
 
 
 def _forget_cached(source: Any) -> bool:

@@ -166,7 +166,8 @@ class ModelSource(Protocol):
     conversion_warning : str or None
         Warning about the last conversion, shown if the model is accepted.
     cache_key : str or None
-        Key of the last conversion in the cache on disk; None if it was converted here.
+        Key of the last network that was taken from the cache on disk: the quantized one, or the
+        converted one of a method that does not quantize. None if it was made here.
     """
 
     model: Any

@@ -124,8 +124,8 @@ def store_entry(
     Returns
     -------
     CacheEntry or None
-        None if the cache is disabled, its folder is not writable or not private, or the entry is
-        larger than the cache.
+        None if the cache is disabled, its folder is not writable or not private, `write` fails, or
+        the entry is larger than the cache.
     """
     most = largest_size()
     if key is None or not most:
@@ -137,15 +137,16 @@ def store_entry(
         if not _is_private(directory):
             return None
         temporary = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=directory))
-        write(temporary)
+        try:
+            write(temporary)
+        except Exception:  # runtimes raise errors of their own, e.g. if the disk is full
+            return None
         sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
         if sum(sizes.values()) > most:
             return None
         text = json.dumps({"about": dict(about), "sizes": sizes})
         (temporary / _ABOUT).write_text(text, encoding="utf-8")
-        # Fails if another process has stored the same entry, which is as good.
-        with contextlib.suppress(OSError):
-            os.rename(temporary, directory / key)
+        _rename_to_entry(temporary, directory / key)
         _shrink(directory, most, key)
         return _read(directory / key)
     except OSError:
@@ -186,12 +187,49 @@ def list_entries() -> list[CacheEntry]:
 
 
 def clear_entries() -> int:
-    """Remove all entries and return their total size in bytes."""
+    """Remove all entries and return their total size in bytes.
+
+    Folders that a process is writing are kept.
+    """
     directory = cache_directory("networks")
-    size = sum(entry.size for entry in list_entries())
+    size = 0
     if directory.is_dir() and not directory.is_symlink():
-        for folder in directory.iterdir():
-            shutil.rmtree(folder, ignore_errors=True)
+        for folder in list(directory.iterdir()):
+            if not folder.name.startswith(_UNFINISHED):
+                size += _size_of(folder)
+                remove_entry(folder.name)
+            elif _age_s(folder) > UNFINISHED_NETWORK_S:
+                shutil.rmtree(folder, ignore_errors=True)
+    return size
+
+
+def _rename_to_entry(temporary: Path, folder: Path) -> None:
+    """Make a complete temporary folder the entry, unless there is a complete one."""
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        if _read(folder) is not None:
+            return  # another process has stored the same entry, which is as good
+        remove_entry(folder.name)
+        with contextlib.suppress(OSError):
+            os.rename(temporary, folder)
+
+
+def _age_s(folder: Path) -> float:
+    """Return the seconds since a folder's last change or use; 0 if it is removed."""
+    try:
+        return time.time() - folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size_of(folder: Path) -> int:
+    """Return the bytes of a folder's files."""
+    size = 0
+    with contextlib.suppress(OSError):
+        for file in folder.iterdir():
+            if file.name != _ABOUT:
+                size += file.stat().st_size
     return size
 
 
@@ -209,15 +247,19 @@ def _read(folder: Path) -> CacheEntry | None:
 
 
 def _shrink(directory: Path, most: int, newest: str) -> None:
-    """Remove unused entries, folders of killed processes, and the oldest entries above `most`."""
-    now = time.time()
-    for folder in directory.iterdir():
-        unfinished = folder.name.startswith(_UNFINISHED)
-        with contextlib.suppress(OSError):
-            age_s = now - folder.stat().st_mtime
-            if age_s > (UNFINISHED_NETWORK_S if unfinished else OLD_NETWORK_S):
-                shutil.rmtree(folder, ignore_errors=True)
+    """Remove unused and damaged entries, folders of killed processes, and the oldest entries.
+
+    All folders together then have at most `most` bytes.
+    """
     total = 0
+    for folder in list(directory.iterdir()):
+        unfinished = folder.name.startswith(_UNFINISHED)
+        if _age_s(folder) > (UNFINISHED_NETWORK_S if unfinished else OLD_NETWORK_S):
+            shutil.rmtree(folder, ignore_errors=True)
+        elif unfinished:
+            total += _size_of(folder)
+        elif _read(folder) is None:
+            remove_entry(folder.name)
     for entry in list_entries():
         total += entry.size
         if total > most and entry.key != newest:

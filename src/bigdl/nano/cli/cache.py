@@ -58,7 +58,7 @@ def _list() -> None:
     entries = list_entries()
     for entry in entries:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_s))
-        what = " ".join(str(value) for value in entry.about.values())
+        what = " ".join(str(value) for key, value in entry.about.items() if key != "source")
         print(f"{entry.size / _MIB:8.1f} MiB  used {used}  {what}")
     total = sum(entry.size for entry in entries) / _MIB
     print(

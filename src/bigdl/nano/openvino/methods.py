@@ -343,6 +343,8 @@ class QuantizedOpenVINOMethod(OpenVINOMethod):
         def build(excluded: tuple[str, ...]) -> Any:
             key = None if facts[0] is None else fingerprint(*facts, excluded)
             quantized = load_network(key)
+            # the network whose key agreement.py removes if the results differ
+            source.cache_key = None if quantized is None else key
             if quantized is None:
                 about = {"model": type(source.model).__name__, "network": self.precision.name}
                 made = quantizer.quantized(excluded)

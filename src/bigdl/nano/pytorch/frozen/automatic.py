@@ -23,11 +23,11 @@ import bigdl.nano.pytorch.inference.methods  # noqa: F401 - registers the method
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.nano.acceleration import autotune
 from bigdl.nano.acceleration.method import BuildOptions, find_method
-from bigdl.nano.acceleration.network_cache import find_entry
+from bigdl.nano.acceleration.network_cache import largest_size, list_entries
 from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, Observation, chains_of
 from bigdl.nano.pytorch.frozen.segment import FrozenSegment, distance, is_replaced
-from bigdl.nano.pytorch.inference.network_models import conversion_key
+from bigdl.nano.pytorch.inference.network_models import source_fingerprint
 from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.steps import bf16_instructions
@@ -42,7 +42,7 @@ _OBSERVED = 2  # number of the step that is observed
 _FEW_STEPS = 64  # steps of a fit below which the first step is observed, though it is slow
 _SHORT = 30  # remaining time, relative to the build's, below which training waits for the build
 _MARGIN = 1.5  # safety factor of the build time
-_CACHED_SHARE = 0.25  # cost of a build from a cached network, relative to a conversion
+_CACHED_SHARE = 0.5  # cost of a build from a cached network, relative to a conversion
 _STEPS_SEEN = 2  # steps in which the modules must not change
 _STEPS_PLAIN = 3  # consecutive steps without the segment after which it is removed
 _ROUNDS = 4  # attempts to observe and build
@@ -485,14 +485,20 @@ class _SegmentBuild:
         self._source: Any = None
         self._network: Any = None
         self._weights = sum(parameter.numel() for parameter in module.parameters())
-        self._key: str | None = None
+
+    @functools.cached_property
+    def _key(self) -> str | None:
+        """Digest of the modules before the build, for estimates and measurements of speed."""
+        if not largest_size():
+            return None
+        return source_fingerprint(TorchSource(self._module, (self.segment.sample,)))
 
     @functools.cached_property
     def is_cached(self) -> bool:
-        """True if an earlier fit has converted the same modules and measured the methods."""
-        source = TorchSource(self._module, (self.segment.sample,))
-        self._key = conversion_key(source)
-        return find_entry(self._key) is not None
+        """True if an earlier fit has probably converted the same modules and measured methods."""
+        return self._key is not None and any(
+            entry.about.get("source") == self._key for entry in list_entries()
+        )
 
     @property
     def cost(self) -> float:
@@ -527,7 +533,9 @@ class _SegmentBuild:
         if self.reason is not None:
             return
         try:
+            key = self._key
             self._source = TorchSource(self._module, (self.segment.sample,))
+            self._source.fingerprint = key
             self._network = self._methods[0].convert(self._source, self._options)
         except Exception as error:  # tracers and frontends may raise anything
             self.reason = f"it cannot be converted ({one_line(error)})"

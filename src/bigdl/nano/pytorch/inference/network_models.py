@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ from bigdl.nano.pytorch.inference.accelerated import (
     require_original,
     save_weights,
 )
+from bigdl.nano.pytorch.inference.graph_digest import graph_digest
 from bigdl.nano.pytorch.inference.graphs import export_flat
 from bigdl.nano.pytorch.inference.source import (
     ForwardInputs,
@@ -55,6 +56,9 @@ from bigdl.nano.pytorch.inference.source import (
     evaluating,
     split_batch,
 )
+
+if TYPE_CHECKING:
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
 openvino = LazyModule("openvino", "nano")
 
@@ -281,20 +285,15 @@ def to_openvino(source: TorchSource, options: BuildOptions):
 def _converted(source: TorchSource, options: BuildOptions):
     """Convert a source's model with the first exporter that works and was not rejected."""
     name, refused = type(source.model).__name__, options.rejected_exporters
-    traced, lost, why, key = None, None, "", None
+    traced, lost, why = None, None, ""
     if "trace" not in refused:
-        key = conversion_key(source)
-        network = load_network(key)
-        if network is not None:
-            source.exporter, source.cache_key = "trace", key
-            return network
         try:
             traced, lost = _traced(source, options.share_weights)
         except Exception as error:  # tracers, exporters and frontends may raise anything
             why = _key_line(error)
     if traced is not None and lost is None:
         source.exporter = "trace"
-        return store_network(key, traced, {"model": name, "network": "converted"})
+        return traced
     others = {"torch.export": _exported, "script": _scripted}
     if traced is None:
         others["onnx"] = _from_onnx
@@ -318,13 +317,11 @@ def _converted(source: TorchSource, options: BuildOptions):
     return traced
 
 
-def conversion_key(source: TorchSource) -> str | None:
-    """Return the key of a source's traced network in the cache on disk; None if it is not cached.
+def source_fingerprint(source: TorchSource) -> str | None:
+    """Return a digest of a source's modules, their code, and its sample's shapes.
 
-    A trace that has read no values of its input only depends on the shapes of the sample.
+    It costs less than a trace and is for estimates: code can read values that it does not cover.
     """
-    if not largest_size():
-        return None
     sample = tree_map_only(torch.Tensor, _shape_of, source.arguments)
     return fingerprint("traced", source.model, sample, surroundings())
 
@@ -334,10 +331,16 @@ def _shape_of(tensor: torch.Tensor) -> tuple:
 
 
 def _traced(source: TorchSource, share_weights: bool):
-    """Convert a traced model; return the network and the first data-dependence warning, if any."""
+    """Convert a traced model; return the network and the first data-dependence warning, if any.
+
+    If it depends on no data, an equal trace's network is taken from the cache on disk.
+    """
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
     sample = tuple(source.sample_tensors)
+    about = {"model": type(source.model).__name__, "network": "converted"}
+    if source.fingerprint is not None:
+        about["source"] = source.fingerprint
     # OpenVINO changes the root logger's level if the conversion fails.
     with (
         source.flat_module() as module,
@@ -352,15 +355,36 @@ def _traced(source: TorchSource, share_weights: bool):
             shared_memory=share_weights,
             trace_kwargs={"check_trace": False},
         )
+        # PyTorch's modules give this warning for shape checks.
+        lost = next(
+            (
+                each
+                for each in seen
+                if issubclass(each.category, torch.jit.TracerWarning)
+                and not each.filename.startswith(_LIBRARIES)
+            ),
+            None,
+        )
+        key = _conversion_key(decoder, sample) if lost is None else None
+        network = load_network(key)
+        if network is not None:
+            source.cache_key = key
+            return network, None
         network = openvino.convert_model(decoder, example_input=sample, share_weights=share_weights)
-    # PyTorch's modules give this warning for shape checks.
-    lost = (
-        each
-        for each in seen
-        if issubclass(each.category, torch.jit.TracerWarning)
-        and not each.filename.startswith(_LIBRARIES)
-    )
-    return _checked(network, source), next(lost, None)
+    network = _checked(network, source)
+    return (network if key is None else store_network(key, network, about)), lost
+
+
+def _conversion_key(decoder: TorchScriptPythonDecoder, sample: tuple) -> str | None:
+    """Return the key of a traced network in the cache on disk; None if it is not cached."""
+    if not largest_size() or decoder.config is not None:
+        return None
+    digest = graph_digest(decoder.graph_element, decoder.pt_module)
+    if digest is None:
+        return None
+    count = len(decoder.inputs())
+    names = [decoder.get_input_signature_name(index) for index in range(count)]
+    return fingerprint("graph", digest, names, [*map(_shape_of, sample)], surroundings())
 
 
 def _exported(source: TorchSource, options: BuildOptions):

@@ -400,7 +400,10 @@ class TorchSource:
     conversion_warning : str or None
         Warning about what the last conversion may have lost; exporters set it.
     cache_key : str or None
-        Key of the last conversion in the cache on disk; None if it was converted here.
+        Key of the last network that was taken from the cache on disk: the quantized one, or the
+        converted one of a method that does not quantize. None if it was made here.
+    fingerprint : str or None
+        Digest that the cache records, to estimate later whether it has the network.
 
     Raises
     ------
@@ -427,6 +430,7 @@ class TorchSource:
         self.exporter: str | None = None
         self.conversion_warning: str | None = None
         self.cache_key: str | None = None
+        self.fingerprint: str | None = None
         self._calls = 0
         self._probes: dict[str, list[Probe]] = {}
         self._effects: tuple[set[str], bool] = (set(), False)  # of the last call
