@@ -219,6 +219,35 @@ def test_a_measured_choice_trains_as_the_same_choice_named_by_hand(times, fastes
     assert same(again, by_hand)
 
 
+class Contrasting(pl.LightningModule):
+    """Multiplies its network's results in the step, outside of modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+        self.dtypes = set()
+
+    def training_step(self, batch, index):
+        z = self.net(batch[0])
+        product = z @ z.T
+        self.dtypes.add((z.dtype, product.dtype))
+        return product.float().square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
+def test_a_product_outside_of_modules_stays_in_float32_unless_bf16_is_named(times):
+    times["bfloat16"] = 0.5
+    for named, product in (({}, torch.float32), ({"precision": "bf16"}, torch.bfloat16)):
+        module = Contrasting()
+        run = Trainer(max_epochs=1, channels_last=False, **QUIET, **named)
+        run.fit(module, loader())
+        assert "bf" in run.settings[0]
+        assert product in {dtypes[1] for dtypes in module.dtypes}
+        assert named or {dtypes[0] for dtypes in module.dtypes} == {torch.float32}
+
+
 def test_a_short_fit_measures_a_part_of_the_rows(times, monkeypatch):
     monkeypatch.setattr(step_autotune, "REPAID_STEPS", 100)
     rows = []

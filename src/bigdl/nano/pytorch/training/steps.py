@@ -176,6 +176,7 @@ class FastSteps:
 
     def _apply(self, config: StepConfig, plain: StepConfig) -> None:
         if config.bf16 and self._named_precision is None:
+            # Unlike precision="bf16": products of the step outside of modules remain in float32.
             parts = [self._module, *computing_children(self._module)]
             self._replace_forwards(parts, functools.partial(_Bf16Forward, device=self._device))
             self.report[0] = "bfloat16 in training steps"
