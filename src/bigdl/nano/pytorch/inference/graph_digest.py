@@ -76,21 +76,21 @@ class _GraphDigest:
         """Give a value a number, as its name may vary between processes, and add its type."""
         number = self._numbers[value.unique()] = len(self._numbers)
         # names of modules' classes contain a counter of the process
-        kind = "module" if isinstance(value.type(), torch.ClassType) else str(value.type())
-        self._add("value", number, kind, *parts)
+        type_name = "module" if isinstance(value.type(), torch.ClassType) else str(value.type())
+        self._add("value", number, type_name, *parts)
 
     def _add_node(self, node) -> None:
-        kind = node.kind()
-        if kind.partition("::")[0] not in _NAMESPACES or kind == "prim::PythonOp":
-            raise _UnknownContent(kind)
-        self._add("node", kind, [self._numbers[each.unique()] for each in node.inputs()])
+        operator = node.kind()
+        if operator.partition("::")[0] not in _NAMESPACES or operator == "prim::PythonOp":
+            raise _UnknownContent(operator)
+        self._add("node", operator, [self._numbers[each.unique()] for each in node.inputs()])
         for name in sorted(node.attributeNames()):
             content = getattr(node, node.kindOf(name))(name)
             self._add("attribute", name, node.kindOf(name))
             self._add_content(content)
         for value in node.outputs():
             self._define(value)
-        if kind == "prim::GetAttr":
+        if operator == "prim::GetAttr":
             self._read_attribute(node)
         for block in node.blocks():
             self._add("block")
