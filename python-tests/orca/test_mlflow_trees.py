@@ -47,6 +47,31 @@ def test_saved_trees_predict_what_the_estimator_does(rows, estimator, tmp_path):
     assert history[-1]["round"] == 6
 
 
+def test_a_loaded_multiclass_estimator_has_its_parameters(rows, tmp_path):
+    trees = XGBEstimator(
+        objective="multi:softprob", num_class=3, max_depth=2, num_rounds=4, backend="local"
+    )
+    rows = rows.assign(tier=np.digitize(rows["age"].fillna(0), [-0.5, 0.5]))
+    trees.fit(rows, "age", "tier")
+    bigdl.mlflow.save_model(trees, tmp_path / "trees")
+    loaded = bigdl.mlflow.load_model(str(tmp_path / "trees"))
+    classes = trees.predict(rows, output="class")["prediction"]
+    assert loaded.predict(rows, output="class")["prediction"].equals(classes)
+    assert trees.fit(rows, "age", "tier") == loaded.fit(rows, "age", "tier")
+    assert loaded.predict(rows)["prediction"].tolist() == trees.predict(rows)["prediction"].tolist()
+
+
+def test_a_function_is_not_saved_with_trees(tmp_path, caplog):
+    def error(predictions, matrix):
+        return predictions - matrix.get_label(), np.ones_like(predictions)
+
+    x = np.linspace(-1, 1, 100, dtype="float32")[:, None]
+    trees = XGBEstimator(objective=error, num_rounds=2, backend="local")
+    trees.fit((x, x[:, 0]))
+    bigdl.mlflow.save_model(trees, tmp_path / "trees")
+    assert "does not contain the functions" in caplog.text
+
+
 def test_saved_trees_of_arrays_take_arrays(tmp_path):
     x = np.linspace(-1, 1, 100, dtype="float32")[:, None]
     trees = XGBEstimator(num_rounds=3, backend="local")

@@ -63,6 +63,45 @@ def test_ended_trials_are_runs_below_the_active_run(tracking):
     assert [(each.step, each.value) for each in reports] == [(0, 1), (1, 2), (2, 3)]
 
 
+def test_a_trial_with_many_reports_is_logged_in_few_requests(tracking, monkeypatch):
+    from bigdl.mlflow.tuning import MLflowTrials
+
+    def reports(trial):
+        for step in range(1000):
+            trial.report(step, step)
+        return 1
+
+    study = open_study(metric_names=["loss"])
+    batches = []
+    log_batch = mlflow.MlflowClient.log_batch
+
+    def counted(client, run_id, metrics=(), params=(), tags=(), **options):
+        batches.append(len(metrics))
+        return log_batch(client, run_id, metrics, params, tags, **options)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", counted)
+    study.optimize(reports, n_trials=1, callbacks=[MLflowTrials("many")])
+    runs = mlflow.search_runs(experiment_names=["many"])
+    assert runs[["metrics.report", "metrics.loss"]].to_numpy().tolist() == [[999, 1]]
+    assert batches == [900, 101]
+
+
+def test_an_error_of_the_server_does_not_end_the_search(tracking, monkeypatch, caplog):
+    from bigdl.mlflow.tuning import MLflowTrials
+
+    def fails(*arguments, **options):
+        raise OSError("the server is full")
+
+    callback = MLflowTrials("full")
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", fails)
+    study = open_study()
+    study.optimize(lambda trial: 1, n_trials=2, callbacks=[callback])
+    assert [trial.value for trial in study.trials] == [1, 1]
+    assert "the server is full" in caplog.text
+    runs = mlflow.search_runs(experiment_names=["full"])
+    assert runs["status"].tolist() == ["FAILED", "FAILED"]
+
+
 def test_an_experiment_of_another_name_is_created(tracking):
     from bigdl.mlflow.tuning import MLflowTrials
 

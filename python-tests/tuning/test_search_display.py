@@ -53,7 +53,23 @@ def test_a_terminal_shows_one_block_that_is_drawn_again(study, capsys, monkeypat
     run(study, SearchDisplay(latest=1))
     text = capsys.readouterr().err
     assert text.count("\x1b[3A") == 3
-    assert "2 finished, 1 pruned, 1 failed" in text.rpartition("\x1b[3A")[2]
+    assert "2 finished, 1 pruned, 1 failed" in text.rpartition("\x1b[3A\x1b[J")[2]
+
+
+def test_lines_are_no_longer_than_the_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "24")
+    study = open_study()
+    study.enqueue_trial({"text": "a\nb\x1b[1m"})
+    display = SearchDisplay()
+    study.optimize(
+        lambda trial: len(trial.suggest_categorical("text", ["a\nb\x1b[1m"])),
+        n_trials=1,
+        callbacks=[display],
+    )
+    lines = capsys.readouterr().err.splitlines()
+    assert [len(line) for line in lines if "trial 0" in line] == [23, 23]
+    assert display.text(study).splitlines()[-1] == r"trial 0 finished: 7; text=a\nb\x1b[1m"
 
 
 def test_several_metrics_have_several_best_trials():

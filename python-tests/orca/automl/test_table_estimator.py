@@ -7,7 +7,10 @@ from refusals import refused
 
 from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.table.estimator import TableEstimator
+from bigdl.orca.automl.table.columns import TableFeatures, TableTarget
 from bigdl.orca.automl.table.folds import create_folds
+from bigdl.orca.automl.table.search import TableJob
+from bigdl.orca.automl.table.trees import ForestModel
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
 pytest.importorskip("xgboost", reason="XGBoost is not installed: pip install 'bigdl[xgboost]'")
@@ -130,6 +133,25 @@ def test_folds_by_time_train_on_older_rows_and_at_last_on_all():
     assert table.best_model != "constant"
 
 
+def test_many_rows_at_one_time_do_not_reduce_the_folds():
+    for times in (np.r_[np.zeros(90), 1:11], np.r_[0:5, np.full(90, 5), 6:11]):
+        *folds, last = create_folds(times, 3, 0, is_classification=False, times=times)
+        assert len(folds) == 3
+        assert last.test is None
+        for fold in folds:
+            assert times[fold.held_out].max() < times[fold.test].min()
+    with refused("argument-value", "oldest time"):
+        create_folds(np.zeros(4), 3, 0, is_classification=False, times=np.arange(4))
+
+
+def test_folds_need_two_groups_or_rows_to_train_on():
+    groups = np.repeat([0, 1, 2], 3)
+    with refused("argument-value", "1 training groups"):
+        create_folds(np.zeros(9), 2, 0, is_classification=False, groups=groups)
+    with refused("argument-value", "1 training rows"):
+        create_folds(np.zeros(3), 2, 0, is_classification=False)
+
+
 def test_folds_divide_all_rows_and_classes():
     y = np.repeat([0, 1, 2], [90, 45, 5])
     folds = create_folds(y, 5, 0, is_classification=True)
@@ -153,6 +175,21 @@ def test_equal_seeds_give_equal_leaderboards_and_predictions():
     assert other.leaderboard()["auc"].iloc[0] not in first.leaderboard()["auc"].tolist()
 
 
+def test_a_forest_ends_at_its_deadline_with_the_trees_that_it_has():
+    rows = customers(200)
+    target, features = TableTarget.of(rows["spent"], None), TableFeatures.of(rows, FEATURES, [])
+    y = target.encode(rows["spent"])
+    folds = create_folds(y, 2, 0, is_classification=False)
+    counts = features.category_counts
+    job = TableJob(features.encode(rows), y, folds, target.task, 0, counts, 0, 1, 0.0)
+    config = dict(ForestModel.defaults[0])
+    late = ForestModel.fit(config, job.training_rows(folds[0], 0.0))
+    whole = ForestModel.fit(config, job.training_rows(folds[0], float("inf")))
+    assert len(late.state()["boosters"]) == 1 < len(whole.state()["boosters"])
+    for model in (late, whole):
+        assert np.corrcoef(model.scores(job.rows), y)[0, 1] > 0.7
+
+
 @pytest.mark.slow
 def test_a_search_ends_at_its_time_limit_with_a_model():
     table = fit(customers(), "paid", ["linear", "xgboost", "net"], None, time_limit=60)
@@ -172,6 +209,14 @@ def test_a_function_is_a_metric_of_labels():
         fit(customers(), "tier", metric=right)
 
 
+def test_the_mode_of_a_named_metric_is_its_own():
+    rows = customers(60)
+    with refused("argument-value", "'maximize'"):
+        fit(rows, "paid", metric="auc", metric_mode="maximize")
+    with refused("argument-conflict", "'min'"):
+        fit(rows, "paid", metric="auc", metric_mode="min")
+
+
 def test_integers_of_few_values_are_classes_unless_named_otherwise():
     rows = customers()
     rows["stars"] = rows["visits"].fillna(0).astype(int)
@@ -181,6 +226,41 @@ def test_integers_of_few_values_are_classes_unless_named_otherwise():
     unknown = pd.DataFrame({"stars": [1.0, 99.0, None]})
     probabilities = table.predict(unknown, output="probability")["prediction"].tolist()
     assert probabilities[1] == probabilities[2] != probabilities[0]
+
+
+def test_labels_are_texts_booleans_or_numbers():
+    assert TableTarget.of(pd.Series([0.5, 1.5, 0.5], name="y"), None).task == "regression"
+    assert TableTarget.of(pd.Series([0.0, 1.0, 0.0], name="y"), None).task == "binary"
+    rows = customers(60)
+    for labels in (pd.cut(rows["visits"].fillna(0), 2), rows["since"].dt.year.map(pd.Timestamp)):
+        labels = labels.fillna(labels.iloc[1])
+        with refused("data-type", "'label'"):
+            fit(rows.assign(label=labels), "label")
+
+
+def test_threads_and_models_are_checked():
+    rows = customers(90)
+    with refused("argument-value", "cpus_per_trial"):
+        fit(rows, "paid", cpus_per_trial=0)
+    table = AutoEstimator.from_table(
+        rows, "paid", models="linear", n_trials=2, folds=2, feature_cols=["age"], backend="local"
+    )
+    assert sorted(table.leaderboard()["model"]) == ["constant", "linear"]
+
+
+def test_spark_predicts_times_of_any_zone_as_this_process(orca_spark):
+    zone = orca_spark.conf.get("spark.sql.session.timeZone")
+    hours = pd.Series(pd.date_range("2024-01-01", periods=480, freq="h").astype("datetime64[us]"))
+    rows = pd.DataFrame({"at": hours, "is_night": hours.dt.hour < 8})
+    try:
+        orca_spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+        frame = orca_spark.createDataFrame(rows).coalesce(1)
+        table = fit(frame, "is_night", ["xgboost"], 2, backend="local")
+        assert table.evaluate(frame, ["accuracy"])["accuracy"] > 0.99
+        predicted = [row.prediction for row in table.predict(frame).collect()]
+        assert predicted == table.predict(frame.toPandas())["prediction"].tolist()
+    finally:
+        orca_spark.conf.set("spark.sql.session.timeZone", zone)
 
 
 def test_frames_files_and_spark_give_equal_models(orca_spark, tmp_path):
@@ -253,6 +333,10 @@ def test_wrong_rows_of_a_prediction_are_errors(tmp_path):
         table.predict(rows.drop(columns="age"))
     with refused("data-type", "'age'"):
         table.predict(rows.assign(age="old"))
+    with refused("data-type", "'age' needs numbers"):
+        table.predict(rows.assign(age=rows["since"]))
+    with refused("data-type", "'since' needs dates"):
+        table.predict(rows.assign(since=rows["visits"]))
     with refused("column-duplicate", "'city'"):
         table.predict(rows, output_col="city")
     with refused("unsupported", "'value'"):

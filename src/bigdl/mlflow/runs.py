@@ -17,7 +17,7 @@ from bigdl.orca.data.file import is_local_path, open_file_system
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-_LONGEST = 500  # maximum characters of a parameter
+LONGEST_PARAM = 500  # maximum characters of a parameter
 
 
 class FitRun:
@@ -78,7 +78,7 @@ class FitRun:
         client = self._client()
         known = client.get_run(self.run_id).data.params
         new = [
-            Param(key, str(value)[:_LONGEST])
+            Param(key, str(value)[:LONGEST_PARAM])
             for key, value in params.items()
             if key not in known and value is not None
         ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import time
 from typing import TYPE_CHECKING
 
 from bigdl.common.errors import hide_frames, require
-from bigdl.mlflow.runs import FitRun, uri_for_workers
+from bigdl.mlflow.runs import LONGEST_PARAM, uri_for_workers
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -14,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["MLflowTrials"]
 
+logger = logging.getLogger("bigdl.tuning")
+
 _STATUS = {"COMPLETE": "FINISHED", "PRUNED": "FINISHED", "FAIL": "FAILED"}
+_BATCH_METRICS, _BATCH_PARAMS = 900, 100  # of one request, which has at most 1000 entries
 
 
 @hide_frames
@@ -23,7 +29,8 @@ class MLflowTrials:
 
     A run has the trial's parameters, its values, its reports as the metric ``report``, and the
     tags ``trial``, ``study`` and ``state``. In a block of ``mlflow.start_run()`` the runs are
-    children of the active run. Only this process connects to the tracking server.
+    children of the active run. Only this process connects to the tracking server. If the server
+    fails, the search continues with a warning, and the run ends as ``FAILED``.
 
     Parameters
     ----------
@@ -65,7 +72,24 @@ class MLflowTrials:
         )
 
     def __call__(self, study: Study, trial: FrozenTrial) -> None:
-        """Log an ended trial."""
+        """Log an ended trial; an error is a warning, so that the search continues."""
+        run_id = None
+        try:
+            run_id = self._create_run(study, trial)
+            self._log(run_id, study, trial)
+            ended = trial.datetime_complete
+            self._client.set_terminated(
+                run_id,
+                _STATUS.get(trial.state.name, "FAILED"),
+                None if ended is None else int(ended.timestamp() * 1000),
+            )
+        except Exception as error:
+            logger.warning("Trial %s could not be logged to MLflow: %s", trial.number, error)
+            if run_id is not None:
+                with contextlib.suppress(Exception):  # the server may be unreachable
+                    self._client.set_terminated(run_id, "FAILED")
+
+    def _create_run(self, study: Study, trial: FrozenTrial) -> str:
         tags = {"trial": str(trial.number), "study": study.study_name, "state": trial.state.name}
         if self._parent is not None:
             tags["mlflow.parentRunId"] = self._parent
@@ -76,19 +100,21 @@ class MLflowTrials:
             run_name=f"trial {trial.number}",
             tags=tags,
         )
-        run = FitRun(created.info.run_id, tracking_uri=self.tracking_uri)
-        run.log_params(trial.params)
-        for step, value in sorted(trial.intermediate_values.items()):
-            run.log_metrics({"report": value}, step)
+        return created.info.run_id
+
+    def _log(self, run_id: str, study: Study, trial: FrozenTrial) -> None:
+        """Log parameters, reports and values, in one request unless there are very many."""
+        from mlflow.entities import Metric, Param
+
+        now = int(time.time() * 1000)
+        reports = sorted(trial.intermediate_values.items())
+        metrics = [Metric("report", value, now, step) for step, value in reports]
         values = trial.values or []
         count = len(study.directions)
         unnamed = ["value"] if count == 1 else [f"value_{index}" for index in range(count)]
-        names = study.metric_names or unnamed
-        if values:
-            run.log_metrics(dict(zip(names, values, strict=True)), 0)
-        ended = trial.datetime_complete
-        self._client.set_terminated(
-            run.run_id,
-            _STATUS.get(trial.state.name, "FAILED"),
-            None if ended is None else int(ended.timestamp() * 1000),
-        )
+        names = (study.metric_names or unnamed)[: len(values)]
+        metrics += [Metric(k, v, now, 0) for k, v in zip(names, values, strict=True)]
+        params = [Param(k, str(v)[:LONGEST_PARAM]) for k, v in trial.params.items()]
+        while metrics or params:
+            self._client.log_batch(run_id, metrics[:_BATCH_METRICS], params[:_BATCH_PARAMS])
+            metrics, params = metrics[_BATCH_METRICS:], params[_BATCH_PARAMS:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
-_WIDTH = 100  # characters of a line in a terminal
 
 
 @hide_frames
@@ -82,9 +82,9 @@ class SearchDisplay:
 
     def _draw(self, lines: list[str]) -> None:
         """Replace the lines of the previous call in the terminal."""
-        up = f"\x1b[{self._lines}A" if self._lines else ""
-        body = "".join(f"\x1b[2K{line[:_WIDTH]}\n" for line in lines)
-        sys.stderr.write(up + body)
+        up = f"\x1b[{self._lines}A\x1b[J" if self._lines else ""
+        width = shutil.get_terminal_size().columns - 1  # a wrapped line would be two
+        sys.stderr.write(up + "".join(f"{line[:width]}\n" for line in lines))
         sys.stderr.flush()
         self._lines = len(lines)
 
@@ -145,7 +145,12 @@ def _params(trial: FrozenTrial) -> str:
     parts = (
         f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in trial.params.items()
     )
-    return ", ".join(parts)
+    return _printable(", ".join(parts))
+
+
+def _printable(text: str) -> str:
+    """Return a text with line breaks and control characters as escape sequences."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _text(trial: FrozenTrial, state: str = "") -> str:

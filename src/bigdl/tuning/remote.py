@@ -249,6 +249,7 @@ class TrialServer:
             "params": _json_items(trial.params),
             "directions": [each.name for each in self._study.directions],
             "study_name": self._study.study_name,
+            "time": time.time(),
         }
 
     def _finish(self, running: _RunningTrial, outcome: dict[str, Any]) -> None:
@@ -466,9 +467,14 @@ class RemoteTrial(BaseTrial):
         self._joint: dict[str, tuple[BaseDistribution, Any]] = {}
         self.study = RemoteStudy(self, answer["study_name"], answer["directions"])
         self._start = time.time()
+        self._clock_lead = self._start - answer["time"]
 
     def __repr__(self) -> str:
         return f"RemoteTrial(number={self._number}, params={self._params})"
+
+    def driver_time(self) -> float:
+        """Return the time of the driver's clock, which may differ from that of this machine."""
+        return time.time() - self._clock_lead
 
     def call(self, method: str, /, **arguments: object) -> dict[str, Any]:
         """Call the driver and return its answer's ``value``; raise the error of Optuna there."""

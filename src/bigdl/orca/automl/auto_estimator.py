@@ -256,7 +256,8 @@ class AutoEstimator:
             Column to predict.
         time_limit : float, optional
             Seconds after which the search ends. A trial that is running then ends with the trees
-            or epochs that it has.
+            or epochs that it has; one of a linear model, or one within an epoch or in the first
+            25 trees of a forest, is stopped.
         n_trials : int, optional
             Number of trials. By default the defaults and 10 drawn configurations, or up to 200
             within `time_limit`.
@@ -269,8 +270,8 @@ class AutoEstimator:
             of labels. By default ``"auc"`` for two classes, ``"logloss"`` for more, and
             ``"rmse"``.
         metric_mode : {"min", "max"}, optional
-            Required for functions.
-        models : list of str, optional
+            Required for functions; named metrics have a mode.
+        models : str or list of str, optional
             Among ``"xgboost"``, ``"lightgbm"``, ``"forest"``, ``"linear"`` and ``"net"``; by
             default all whose packages are installed. A constant model is always tried, as a
             baseline.

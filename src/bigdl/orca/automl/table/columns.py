@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _DATE_PARTS = ("day", "month", "weekday", "hour")
 _NUMBERS = ("floating", "integer", "mixed-integer-float", "decimal", "boolean", "empty")
 _DATES = ("datetime64", "datetime", "date")
 _TEXTS = ("string", "mixed-integer", "categorical")
+_LABELS = (str, bool, int, float, decimal.Decimal)
 _MOST_CLASSES = 20  # integers with more distinct values are the target of a regression
 
 
@@ -53,7 +55,7 @@ def read_frame(
         frame = cast("pd.DataFrame", data)
     elif is_spark_frame(data):
         data = cast("DataFrame", data)
-        _check_columns(data.columns, columns, name)
+        check_columns(data.columns, columns, name)
         return (data if columns is None else data.select(*quoted(columns))).toPandas()
     elif is_path(data):
         frame = _read_path(data)
@@ -64,7 +66,7 @@ def read_frame(
             code="data-type",
             argument=name,
         )
-    _check_columns(list(frame.columns), columns, name)
+    check_columns(list(frame.columns), columns, name)
     return frame if columns is None else frame[list(columns)]
 
 
@@ -94,7 +96,8 @@ def _read_path(path: object) -> pd.DataFrame:
     return pandas_frame(open_table(path))
 
 
-def _check_columns(known: Sequence[str], wanted: Sequence[str] | None, name: str) -> None:
+def check_columns(known: Sequence[str], wanted: Sequence[str] | None, name: str) -> None:
+    """Raise a UsageError if the columns `known` of an argument lack one of `wanted`."""
     missing = [each for each in wanted or () if each not in set(known)]
     if missing:
         raise UsageError(
@@ -191,7 +194,7 @@ class TableFeatures:
         UsageError
             If a column is missing, or its values have another type or are infinite.
         """
-        _check_columns(list(frame.columns), self.names, "data")
+        check_columns(list(frame.columns), self.names, "data")
         numbers: list[np.ndarray] = []
         for name, each in self.types.items():
             if each == NUMBER:
@@ -242,15 +245,12 @@ def _codes_of(column: pd.Series, texts: list[str]) -> np.ndarray:
 def _numbers_of(column: pd.Series, name: str) -> np.ndarray:
     import pandas as pd
 
+    if column.dtype.kind in "mM" or isinstance(column.dtype, pd.PeriodDtype):
+        raise _other_values(name, "numbers", f"got {column.dtype}")
     try:
         values = pd.to_numeric(column).to_numpy("float64", na_value=np.nan)
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"Column {name!r} had numbers when the models were trained, but has other values: "
-            f"{error}",
-            code="data-type",
-            column=name,
-        ) from error
+        raise _other_values(name, "numbers", str(error)) from error
     with np.errstate(over="ignore"):
         numbers = values.astype(np.float32)
     if np.isinf(numbers).any():
@@ -263,18 +263,24 @@ def _numbers_of(column: pd.Series, name: str) -> np.ndarray:
     return numbers
 
 
+def _other_values(name: str, expected: str, problem: str) -> UsageError:
+    """Return the error of a column whose values have another type than expected."""
+    return UsageError(
+        f"Column {name!r} needs {expected}: {problem}; convert it",
+        code="data-type",
+        column=name,
+    )
+
+
 def _date_parts(column: pd.Series, name: str) -> list[np.ndarray]:
     import pandas as pd
 
+    if pd.api.types.infer_dtype(column, skipna=True) in _NUMBERS and column.notna().any():
+        raise _other_values(name, "dates", f"got {column.dtype}")
     try:
         dates = pd.to_datetime(column, utc=True)
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"Column {name!r} had dates when the models were trained, but has other values: "
-            f"{error}",
-            code="data-type",
-            column=name,
-        ) from error
+        raise _other_values(name, "dates", str(error)) from error
     days = (dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
     parts: list[pd.Series] = [days, dates.dt.month, dates.dt.day_of_week, dates.dt.hour]
     return [part.to_numpy("float32", na_value=np.nan) for part in parts]
@@ -306,7 +312,8 @@ class TableTarget:
         Raises
         ------
         UsageError
-            If labels are null, there is only one class, or the labels do not fit the task.
+            If labels are null or neither texts, booleans nor numbers, there is only one class,
+            or the labels do not fit the task.
         """
         name = str(column.name)
         nulls = int(column.isna().sum())
@@ -323,10 +330,16 @@ class TableTarget:
         if task == REGRESSION:
             _numbers_of(column, name)
             return cls(name, task, [])
-        classes = sorted(
-            (_python_value(value) for value in column.unique()),
-            key=lambda value: (str(type(value)), value),
-        )
+        values = [_python_value(value) for value in column.unique()]
+        others = [value for value in values if not isinstance(value, _LABELS)]
+        if others:
+            raise UsageError(
+                f"Column {name!r} has the label {others[0]!r}; labels are texts, booleans or "
+                "numbers, so convert it, for example with astype(str)",
+                code="data-type",
+                column=name,
+            )
+        classes = sorted(values, key=lambda value: (str(type(value)), value))
         if len(classes) < 2 or (task == BINARY and len(classes) > 2):
             raise UsageError(
                 f"Column {name!r} has {len(classes)} different values, which is not a {task} "
@@ -385,7 +398,7 @@ def _task_of(column: pd.Series) -> str:
     count = column.nunique()
     inferred = pd.api.types.infer_dtype(column, skipna=True)
     if inferred in ("floating", "decimal", "mixed-integer-float"):
-        is_class = count <= 2 or (count <= _MOST_CLASSES and (column.astype(float) % 1 == 0).all())
+        is_class = count <= _MOST_CLASSES and bool((column.astype(float) % 1 == 0).all())
     else:
         is_class = inferred != "integer" or count <= _MOST_CLASSES
     if not is_class:

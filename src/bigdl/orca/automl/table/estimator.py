@@ -20,6 +20,7 @@ from bigdl.orca.automl.table.columns import (
     MatrixRows,
     TableFeatures,
     TableTarget,
+    check_columns,
     is_spark_frame,
     quoted,
     read_frame,
@@ -210,7 +211,7 @@ class TableEstimator:
     def _predict_in_spark(self, data: DataFrame, output: str, output_col: str) -> DataFrame:
         from pyspark.sql import functions
 
-        read_frame(data.limit(0), self.feature_cols)  # which checks the columns
+        check_columns(data.columns, self.feature_cols, "data")
         by_type = {str: "string", int: "bigint", bool: "boolean"}
         types = {by_type.get(type(label), "double") for label in self.classes}
         element = types.pop() if len(types) == 1 else "string"
@@ -365,8 +366,13 @@ class _SparkPredictions:
         for batch in batches:
             arrays = batch if isinstance(batch, tuple) else (batch,)
             columns = zip(estimator.feature_cols, arrays, strict=True)
-            frame = pd.DataFrame({name: array.to_pandas() for name, array in columns})
+            frame = pd.DataFrame({name: _local_times(array.to_pandas()) for name, array in columns})
             yield pa.array(list(estimator._column(frame, self._output)))
+
+
+def _local_times(column: pd.Series) -> pd.Series:
+    """Return times without their zone, that of the session, as Spark's toPandas returns them."""
+    return column if getattr(column.dtype, "tz", None) is None else column.dt.tz_localize(None)
 
 
 def fit_table(
@@ -399,6 +405,8 @@ def fit_table(
         check_number("time_limit", time_limit, above=0)
     if n_trials is not None:
         check_positive("n_trials", n_trials)
+    if cpus_per_trial is not None:
+        check_positive("cpus_per_trial", cpus_per_trial)
     if task is not None:
         check_choice("task", task, TASKS)
     if group_col is not None and time_col is not None:
@@ -409,7 +417,7 @@ def fit_table(
         )
     backend = backend or ("spark" if is_spark_frame(data) else "local")
     check_choice("backend", backend, ("spark", "ray", "local"))
-    chosen = available_models(models)
+    chosen = available_models([models] if isinstance(models, str) else models)
     names, categorical = names_of(feature_cols), names_of(categorical_cols)
     others = [each for each in (group_col, time_col) if each is not None]
     wanted = list(dict.fromkeys([*names, *others, label]))
@@ -429,7 +437,6 @@ def fit_table(
         times=None if time_col is None else _division(frame[time_col], time_col),
     )
     threads = cpus_per_trial or (len(usable_cores()) if backend == "local" else 1)
-    check_positive("cpus_per_trial", threads)
     reserve = 0 if time_limit is None else min(1.0, 0.05 * time_limit)
     deadline = float("inf") if time_limit is None else started + time_limit - reserve
     job = TableJob(

@@ -75,6 +75,7 @@ def create_folds(
         return _folds_by_time(times, count)
     folds = []
     for number, (train, test) in enumerate(_divisions(y, count, seed, is_classification, groups)):
+        _check_division(train if groups is None else groups[train], test, count, groups is None)
         inner = _divisions(
             y[train],
             _HELD_OUT_PARTS if groups is None else min(_HELD_OUT_PARTS, len(set(groups[train]))),
@@ -85,6 +86,19 @@ def create_folds(
         kept, held_out = inner[0]
         folds.append(TableFold(train[kept], train[held_out], test))
     return folds
+
+
+def _check_division(units: np.ndarray, test: np.ndarray, count: int, are_rows: bool) -> None:
+    """Raise a UsageError if the training side of a fold cannot be divided, or a side is empty."""
+    amount = len(np.unique(units))
+    if amount < 2 or not len(test):
+        name = "rows" if are_rows else "groups"
+        raise UsageError(
+            f"A fold of {count} would have {amount} training {name} and {len(test)} test rows, "
+            f"too few to train and score a model; pass more {name} or another number of folds",
+            code="argument-value",
+            argument="folds",
+        )
 
 
 def _divisions(
@@ -104,18 +118,22 @@ def _divisions(
 
 
 def _folds_by_time(times: np.ndarray, count: int) -> list[TableFold]:
-    """Divide rows in order of time; rows of the same time are not divided."""
+    """Divide rows in order of time; rows of the same time are in the same fold.
+
+    The folds have about the same number of rows, or of distinct times if one time has too many
+    rows.
+    """
     order = np.argsort(times, kind="stable")
     values = times[order]
 
-    def boundary(share: float) -> int:
-        """Return the first position of a time, near a share of the rows."""
-        position = int(len(order) * share)
-        return int(np.searchsorted(values, values[min(position, len(order) - 1)]))
-
-    cuts = [boundary(i / (count + 1)) for i in range(1, count + 1)] + [len(order)]
+    starts = np.unique(values, return_index=True)[1]
+    parts = np.arange(1, count + 1)
+    cuts = np.searchsorted(values, values[len(order) * parts // (count + 1)])
+    if cuts[0] == 0 or len(np.unique(cuts)) < count:
+        cuts = starts[len(starts) * parts // (count + 1)]
+    ends = [*cuts.tolist(), len(order)]
     folds = []
-    for start, stop in [*itertools.pairwise(cuts), (len(order), len(order))]:
+    for start, stop in [*itertools.pairwise(ends), (len(order), len(order))]:
         inner = int(np.searchsorted(values, values[int(start * (1 - 1 / _HELD_OUT_PARTS))]))
         if not inner or inner == start:
             inner = max(1, start - 1)  # all rows have nearly the same time
@@ -123,4 +141,11 @@ def _folds_by_time(times: np.ndarray, count: int) -> list[TableFold]:
         if start >= 2 and (stop > start or is_last):
             test = None if is_last else order[start:stop]
             folds.append(TableFold(order[:inner], order[inner:start], test))
+    if len(folds) <= count:
+        raise UsageError(
+            f"The oldest time has too few rows to train a model for the first of {count} folds; "
+            "pass fewer folds",
+            code="argument-value",
+            argument="folds",
+        )
     return folds

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
 from bigdl.orca.automl.table.columns import BINARY, MULTICLASS, REGRESSION, TableTarget
@@ -74,14 +75,17 @@ class TableMetric:
         Raises
         ------
         UsageError
-            If the task has no metric of this name, or a function has no mode.
+            If the task has no metric of this name, a function has no mode, or the mode is not
+            that of a named metric.
         """
+        if mode is not None:
+            check_choice("metric_mode", mode, ("min", "max"))
         if metric is None:
             metric = _DEFAULTS[target.task]
         if callable(metric):
-            if mode not in ("min", "max"):
+            if mode is None:
                 raise UsageError(
-                    f"A metric function needs metric_mode='min' or 'max', got metric_mode={mode!r}",
+                    "A metric function needs metric_mode='min' or 'max', got metric_mode=None",
                     code="argument-missing",
                     argument="metric_mode",
                 )
@@ -95,8 +99,15 @@ class TableMetric:
                 argument="metric",
                 allowed=list(known),
             )
-        default_mode, compute = known[str(metric)]
-        return cls(str(metric), mode or default_mode, compute)
+        metric_mode, compute = known[str(metric)]
+        if mode not in (None, metric_mode):
+            raise UsageError(
+                f"metric {metric!r} has the mode {metric_mode!r}, got metric_mode={mode!r}; leave "
+                "metric_mode out, which is for functions",
+                code="argument-conflict",
+                argument="metric_mode",
+            )
+        return cls(str(metric), metric_mode, compute)
 
 
 @dataclass(frozen=True)

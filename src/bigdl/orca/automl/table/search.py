@@ -95,7 +95,7 @@ class TableJob:
         Number of categories of each category column.
     seed, threads : int
     deadline : float
-        Time (``time.time()``) at which training ends; infinite without a time limit.
+        Time of the driver's clock at which training ends; infinite without a time limit.
     """
 
     rows: MatrixRows
@@ -177,7 +177,7 @@ class TableObjective:
     metric: TableMetric
 
     def __call__(self, trial: RemoteTrial, job: TableJob) -> float:
-        remaining = job.deadline - time.time()
+        remaining = job.deadline - trial.driver_time()
         if remaining < TRIAL_START_S and trial.number > 0:
             trial.study.stop()
             raise _pruned("There was no time left")

@@ -8,7 +8,7 @@ import numpy as np
 
 from bigdl.orca.automl import hp
 from bigdl.orca.automl.table.columns import BINARY, REGRESSION, MatrixRows
-from bigdl.orca.automl.table.model import FoldModel, TrainingRows
+from bigdl.orca.automl.table.model import FoldModel, TrainingRows, softmax
 from bigdl.orca.automl.table.preparation import FittedPreparation
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 50  # rounds without an improvement
 _MOST_ROUNDS = 2000
+_FOREST_PART = 25  # trees between two checks of the deadline
 _INTEGERS = ("num_leaves", "min_data_in_leaf")  # of LightGBM
 
 
@@ -51,18 +52,16 @@ class BoostedTrees(FoldModel):
         preparation = FittedPreparation.fit(data.rows, data.counts)
         train = _tree_matrix(preparation, data.rows, data.y, data.threads)
         held_out = _tree_matrix(preparation, data.held_out, data.held_out_y, data.threads)
-        rounds = config.get("rounds", _MOST_ROUNDS)
-        callbacks: list[Any] = [AtDeadline()]
-        if rounds > 1:  # first: it must see the round after which training is late
-            stopping = {"rounds": _PATIENCE, "save_best": True, "min_delta": _least(data)}
-            callbacks.insert(0, xgboost.callback.EarlyStopping(**stopping))
-        parameters = {name: value for name, value in config.items() if name != "rounds"}
+        stopping = xgboost.callback.EarlyStopping(
+            rounds=_PATIENCE, save_best=True, min_delta=_least(data)
+        )
         booster = xgboost.train(
-            {**_objective(data), "nthread": data.threads, "seed": data.seed, **parameters},
+            {**_objective(data), "nthread": data.threads, "seed": data.seed, **config},
             train,
-            num_boost_round=rounds,
+            num_boost_round=_MOST_ROUNDS,
             evals=[(held_out, "held_out")],
-            callbacks=callbacks,
+            # Early stopping is first: it must see the round after which training is late.
+            callbacks=[stopping, AtDeadline()],
             verbose_eval=False,
         )
         return cls(preparation, booster, data.task)
@@ -73,26 +72,22 @@ class BoostedTrees(FoldModel):
         return np.stack([1 - scores, scores], axis=1) if self._task == BINARY else scores
 
     def state(self):
-        booster = np.frombuffer(bytes(self._booster.save_raw("ubj")), np.uint8)
-        preparation = self._preparation.state()
-        return {"preparation": preparation, "booster": booster.copy(), "task": self._task}
+        booster, preparation = _booster_bytes(self._booster), self._preparation.state()
+        return {"preparation": preparation, "booster": booster, "task": self._task}
 
     @classmethod
     def of_state(cls, state):
-        import xgboost
-
-        booster = xgboost.Booster()
-        booster.load_model(bytearray(state["booster"].tobytes()))
+        booster = _read_booster(state["booster"])
         return cls(FittedPreparation(**state["preparation"]), booster, state["task"])
 
 
-class ForestModel(BoostedTrees):
-    """Random forest of XGBoost."""
+class ForestModel(FoldModel):
+    """Random forest of XGBoost, grown in parts; its margin is the mean of their margins."""
 
     name = "forest"
+    packages = ("xgboost",)
     defaults = (
         {
-            "rounds": 1,
             "num_parallel_tree": 200,
             "learning_rate": 1.0,
             "max_depth": 12,
@@ -111,6 +106,53 @@ class ForestModel(BoostedTrees):
             "min_child_weight": hp.loguniform(0.3, 10),
             "colsample_bynode": hp.uniform(0.2, 0.9),
         }
+
+    def __init__(self, preparation: FittedPreparation, boosters: list[Any], task: str):
+        self._preparation, self._boosters, self._task = preparation, boosters, task
+
+    @classmethod
+    def fit(cls, config, data):
+        import xgboost
+
+        preparation = FittedPreparation.fit(data.rows, data.counts)
+        train = _tree_matrix(preparation, data.rows, data.y, data.threads)
+        settings = {**_objective(data), "nthread": data.threads, **config}
+        remaining, boosters = config["num_parallel_tree"], []
+        while remaining > 0 and not (boosters and data.is_late):
+            trees = min(_FOREST_PART, remaining)
+            part = {"num_parallel_tree": trees, "seed": data.seed + len(boosters)}
+            boosters.append(xgboost.train({**settings, **part}, train, num_boost_round=1))
+            remaining -= trees
+        return cls(preparation, boosters, data.task)
+
+    def scores(self, rows):
+        matrix = _tree_matrix(self._preparation, rows)
+        parts = [each.predict(matrix, output_margin=True) for each in self._boosters]
+        margins = np.mean(parts, axis=0, dtype=np.float64)
+        if self._task == BINARY:
+            margins = np.stack([np.zeros_like(margins), margins], axis=1)
+        return margins if self._task == REGRESSION else softmax(margins)
+
+    def state(self):
+        boosters, preparation = map(_booster_bytes, self._boosters), self._preparation.state()
+        return {"preparation": preparation, "boosters": list(boosters), "task": self._task}
+
+    @classmethod
+    def of_state(cls, state):
+        boosters = [_read_booster(each) for each in state["boosters"]]
+        return cls(FittedPreparation(**state["preparation"]), boosters, state["task"])
+
+
+def _booster_bytes(booster: xgboost.Booster) -> np.ndarray:
+    return np.frombuffer(bytes(booster.save_raw("ubj")), np.uint8).copy()
+
+
+def _read_booster(data: np.ndarray) -> xgboost.Booster:
+    import xgboost
+
+    booster = xgboost.Booster()
+    booster.load_model(bytearray(data.tobytes()))
+    return booster
 
 
 def _least(data: TrainingRows) -> float:

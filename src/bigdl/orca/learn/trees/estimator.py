@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import math
 import os
 import warnings
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from bigdl.common.types import ColumnNames
+
+logger = logging.getLogger("bigdl.orca")
 
 _BATCH_ROWS = 8192
 _SETTINGS = {
@@ -813,7 +816,10 @@ class XGBEstimator(PredictingEstimator):
         names = list(request.feature_cols)
         texts = self._facts().get("categories", {})
         categories = {names.index(name): each for name, each in texts.items() if name in names}
-        model = TreeModel(data, self._missing, request.result, categories, request.has_margin)
+        settings = {"params": dict(self._params), "num_rounds": self._num_rounds}
+        model = TreeModel(
+            data, self._missing, request.result, categories, request.has_margin, settings
+        )
         origin = (data, request.result, str(sorted(categories)), str(request.has_margin))
         self._shipped = ship_model(lambda: model, self._shipped, cluster.broadcaster, *origin)
         return self._shipped
@@ -836,6 +842,11 @@ class XGBEstimator(PredictingEstimator):
                 code="unsupported",
                 argument="accelerate",
             )
+        if self._objective is not None or self._metric is not None:
+            logger.warning(
+                "The saved model does not contain the functions of objective and eval_metric; to "
+                "fit it further, create an XGBEstimator with them and load the trees"
+            )
         names = self._columns.features if feature_cols is None else feature_cols
         request = self._request(None, names, batch_size, output_cols, None, "value")
         predictor = self._predictor(request, None, LocalMachine())
@@ -847,8 +858,10 @@ class XGBEstimator(PredictingEstimator):
         """Create an Estimator from the bytes that :meth:`packed_model` returned."""
         trees: TreeModel = ModelBytes(data).snapshot()
         booster = read_booster(trees.data)
+        settings = dict(trees.settings)
         objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
-        estimator = cls(objective=objective, backend=backend, missing=trees.missing)
+        params = {"objective": objective, **settings.pop("params", {})}
+        estimator = cls(params, backend=backend, missing=trees.missing, **settings)
         estimator._use_trees(trees.data, read_facts(booster))
         return estimator
 

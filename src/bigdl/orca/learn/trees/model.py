@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,6 +120,8 @@ class TreeModel:
         Categories by the index of the text feature.
     has_margin : bool
         Whether the last column is the base margin.
+    settings : dict
+        Keyword arguments that create the Estimator again, without functions.
     """
 
     data: bytes
@@ -127,6 +129,7 @@ class TreeModel:
     result: str
     categories: dict[int, list[str]]
     has_margin: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def load_on(self, device: object) -> LoadedTrees:
         """Load the trees; `device` is ignored, since trees predict on the CPU."""
