@@ -9,10 +9,10 @@ mlflow = pytest.importorskip(
 )
 
 
-@pytest.fixture
-def tracking(tmp_path):
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory):
     before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/trials.db")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/trials.db")
     yield
     mlflow.set_tracking_uri(before)
 

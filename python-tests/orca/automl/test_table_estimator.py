@@ -6,8 +6,8 @@ import pytest
 from refusals import refused
 
 from bigdl.orca.automl.auto_estimator import AutoEstimator
-from bigdl.orca.automl.table.estimator import TableEstimator
 from bigdl.orca.automl.table.columns import TableFeatures, TableTarget
+from bigdl.orca.automl.table.estimator import TableEstimator
 from bigdl.orca.automl.table.folds import create_folds
 from bigdl.orca.automl.table.search import TableJob
 from bigdl.orca.automl.table.trees import ForestModel
