@@ -467,7 +467,7 @@ class RemoteTrial(BaseTrial):
         self._joint: dict[str, tuple[BaseDistribution, Any]] = {}
         self.study = RemoteStudy(self, answer["study_name"], answer["directions"])
         self._start = time.time()
-        self._clock_lead = self._start - answer["time"]
+        self._clock_lead = self._start - float(answer["time"])
 
     def __repr__(self) -> str:
         return f"RemoteTrial(number={self._number}, params={self._params})"
