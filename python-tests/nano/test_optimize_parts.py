@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 
 import pytest
 import torch
@@ -279,6 +281,55 @@ def test_a_fingerprint_sees_what_a_function_uses():
 
     assert fingerprint(metric(1)) == fingerprint(metric(1))
     assert fingerprint(metric(1)) != fingerprint(metric(2))
+
+
+def program(tmp_path, monkeypatch, value, name):
+    """Return an object of a user's module, which imports another one."""
+    (tmp_path / "limits.py").write_text(
+        f"LIMIT = [{value}]\n\ndef limited(x):\n    return x[{value}]\n"
+    )
+    (tmp_path / "models.py").write_text(
+        "import functools\n"
+        "import types\n"
+        "import limits\n"
+        "from limits import limited\n"
+        f"TABLE = {{'limit': [{value}]}}\n"
+        "class Attribute:\n"
+        f"    limit = [{value}]\n"
+        "class Property:\n"
+        "    @functools.cached_property\n"
+        "    def limit(self):\n"
+        f"        return {value}\n"
+        "class Patched:\n"
+        "    def __init__(self):\n"
+        f"        self.forward = types.MethodType(lambda self, x: x * {value}, self)\n"
+        "def table(x):\n"
+        "    return TABLE['limit'] + x\n"
+        "def helper(x):\n"
+        "    return limited(x)\n"
+        "def module(x):\n"
+        "    return limits.limited(x)\n"
+        "def local(x):\n"
+        "    from limits import LIMIT\n"
+        "    return LIMIT + x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for each in ("models", "limits"):
+        sys.modules.pop(each, None)
+    importlib.invalidate_caches()
+    importlib.import_module("limits")
+    made = getattr(importlib.import_module("models"), name)
+    return made() if isinstance(made, type) else made
+
+
+@pytest.mark.parametrize(
+    "name", ["Attribute", "Property", "Patched", "table", "helper", "module", "local"]
+)
+def test_a_fingerprint_sees_values_and_other_modules(tmp_path, monkeypatch, name):
+    prints = [fingerprint(program(tmp_path, monkeypatch, value, name)) for value in (6, 6, 3)]
+    assert None not in prints
+    assert prints[0] == prints[1] != prints[2]
 
 
 def test_what_cannot_be_pickled_has_no_fingerprint():

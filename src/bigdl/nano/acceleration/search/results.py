@@ -12,6 +12,7 @@ reason, the search runs again.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ import os
 import pickle
 import shutil
 import sys
+import sysconfig
 import tempfile
 import warnings
 import weakref
@@ -27,7 +29,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import TYPE_CHECKING
 
 from bigdl.common.checks import check_number
@@ -477,6 +486,10 @@ class _DigestPickler(pickle.Pickler):
     def reducer_override(self, value):
         if isinstance(value, (type, FunctionType)):
             return self._code_of(value)
+        if isinstance(value, MethodType):
+            return tuple, ([value.__func__, value.__self__],)
+        if isinstance(value, _CachedFunction):
+            return tuple, ([value.__wrapped__],)
         if isinstance(value, ModuleType):
             return str, (value.__name__,)
         torch = sys.modules.get("torch")
@@ -495,24 +508,15 @@ class _DigestPickler(pickle.Pickler):
             return str, (name,)
         self._seen.add(id(value))
         if isinstance(value, type):
-            members = sorted(vars(value).items())
-            parts = [(key, _functions_in(member)) for key, member in members]
-            parts = [(key, functions) for key, functions in parts if functions]
+            parts = _members_of(value)
             return tuple, ([name, value.__bases__, parts],)
         return tuple, ([name, *self._parts_of(value)],)
 
     def _parts_of(self, function: FunctionType) -> list:
-        known = function.__globals__
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         codes = list(_codes_in(function.__code__))
-        names = sorted({name for code in codes for name in code.co_names}.intersection(known))
-        # functions and classes of the same module that it uses, and plain values that it reads
-        used = [
-            (name, known[name])
-            for name in names
-            if getattr(known[name], "__module__", None) == function.__module__
-            or isinstance(known[name], (bool, int, float, str))
-        ]
+        names = {name for code in codes for name in code.co_names}
+        used = _used_of(function.__globals__, names, function.__module__)
         texts = [
             (each.co_code, each.co_names, each.co_varnames, [*map(_text_of, each.co_consts)])
             for each in codes
@@ -520,10 +524,106 @@ class _DigestPickler(pickle.Pickler):
         return [texts, function.__defaults__, function.__kwdefaults__, cells, used]
 
 
+# Attributes of a class that do not affect what its code computes, or differ between processes.
+_IGNORED_MEMBERS = {
+    "__abstractmethods__",
+    "__annotations__",
+    "__dataclass_fields__",
+    "__dataclass_params__",
+    "__dict__",
+    "__doc__",
+    "__firstlineno__",
+    "__module__",
+    "__qualname__",
+    "__static_attributes__",
+    "__weakref__",
+    "_abc_impl",
+}
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
+_CachedFunction = type(functools.lru_cache(len))
+_NOT_FOUND = object()
+
+
+def _members_of(value: type) -> list[tuple[str, object]]:
+    """Return a class's functions and values; of an installed package only constants."""
+    installed = _is_installed(value.__module__)
+    members: list[tuple[str, object]] = []
+    for key, member in sorted(vars(value).items()):
+        if key in _IGNORED_MEMBERS or isinstance(member, MemberDescriptorType):
+            continue
+        functions = _functions_in(member)
+        if functions:
+            members.append((key, functions))
+        elif not installed or isinstance(member, _CONSTANTS):
+            members.append((key, member))
+    return members
+
+
+def _used_of(known: Mapping[str, object], names: Collection[str], module: str | None) -> list:
+    """Return what code of a module may use among its globals: names and values.
+
+    Installed packages are identified by their versions, so their other modules are left out.
+    """
+    installed = _is_installed(module)
+    used: list[tuple[str, object]] = []
+    for name in sorted(set(names)):
+        value = known[name] if name in known else _imported(name, module)
+        if value is _NOT_FOUND:
+            continue
+        origin = value.__name__ if isinstance(value, ModuleType) else _module_of(value)
+        if isinstance(value, ModuleType):
+            if not installed and not _is_installed(origin):
+                others = set(names) - {name}  # a package has its modules as attributes
+                used.append((name, _used_of(vars(value), others, origin)))
+        elif (
+            isinstance(value, _CONSTANTS)
+            or origin == module
+            or not (installed or (origin and _is_installed(origin) and _is_code(value)))
+        ):
+            used.append((name, value))
+    return used
+
+
+def _imported(name: str, module: str | None) -> object:
+    """Return the module that a function of `module` may import under a name."""
+    package = str(module).rpartition(".")[0]
+    names = (f"{package}.{name}" if package else name, name)
+    modules = (sys.modules.get(each) for each in names)
+    return next((each for each in modules if isinstance(each, ModuleType)), _NOT_FOUND)
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, (type, FunctionType, BuiltinFunctionType, _CachedFunction))
+
+
+def _module_of(value: object) -> str | None:
+    name = getattr(value, "__module__", None)
+    return name if isinstance(name, str) else None
+
+
+@functools.cache
+def _is_installed(module: str | None) -> bool:
+    """Return True for a module of an installed package, of BigDL or of Python itself."""
+    package = str(module).partition(".")[0]
+    if package == "__main__":
+        return False
+    if package in _LIBRARIES or package in sys.stdlib_module_names or package == "bigdl":
+        return True
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return Path(file).is_relative_to(sysconfig.get_path("purelib"))
+
+
 def _functions_in(member: object) -> list[FunctionType]:
-    member = getattr(member, "__func__", member)  # of a staticmethod or a classmethod
-    functions = (member.fget, member.fset) if isinstance(member, property) else (member,)
-    return [each for each in functions if isinstance(each, FunctionType)]
+    """Return the functions of a method, property or other descriptor."""
+    candidates: tuple[object, ...]
+    if isinstance(member, property):
+        candidates = (member.fget, member.fset, member.fdel)
+    elif isinstance(member, functools.cached_property):
+        candidates = (member.func,)
+    else:  # of a staticmethod or a classmethod, or of a cached function
+        member = getattr(member, "__func__", member)
+        candidates = (member.__wrapped__ if isinstance(member, _CachedFunction) else member,)
+    return [each for each in candidates if isinstance(each, FunctionType)]
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
