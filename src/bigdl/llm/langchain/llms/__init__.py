@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from langchain_core.language_models.llms import LLM
-
 from bigdl.common.dropped import refuse_name
 from bigdl.common.errors import UsageError, require
+from bigdl.common.missing import MissingPackageError
+
+try:
+    from langchain_core.language_models.llms import LLM
+except ModuleNotFoundError as error:
+    raise MissingPackageError(
+        "langchain-core is not installed; run: pip install langchain-core"
+    ) from error
 
 if TYPE_CHECKING:
     import torch
