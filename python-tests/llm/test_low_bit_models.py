@@ -148,6 +148,52 @@ def test_a_sequence_to_sequence_model_generates(tmp_path):
     assert torch.equal(again.generate(IDS, max_new_tokens=4), ids)
 
 
+def test_a_model_that_scales_logits_of_tied_heads_keeps_its_outputs(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "vocab_size": 50}
+    layers = {"num_layers": 1, "num_decoder_layers": 1, "num_experts": 2, "expert_capacity": 8}
+    config = transformers.SwitchTransformersConfig(
+        **sizes, **layers, num_sparse_encoder_layers=0, num_sparse_decoder_layers=0,
+        decoder_start_token_id=0, tie_word_embeddings=True,
+    )  # fmt: skip
+    original = transformers.SwitchTransformersForConditionalGeneration(config).eval()
+    original.save_pretrained(tmp_path / "original")
+    with torch.no_grad():
+        expected = original(input_ids=IDS, decoder_input_ids=IDS).logits
+        model = AutoModelForSeq2SeqLM.from_pretrained(
+            tmp_path / "original", load_in_low_bit="sym_int8"
+        )
+        logits = model(input_ids=IDS, decoder_input_ids=IDS).logits
+        assert distance(logits, expected) < 0.1
+        model.tie_weights()
+        model.save_low_bit(tmp_path / "saved")
+        again = AutoModelForSeq2SeqLM.load_low_bit(tmp_path / "saved")
+        again.tie_weights()
+        assert torch.equal(again(input_ids=IDS, decoder_input_ids=IDS).logits, logits)
+
+
+def test_a_folder_has_the_model_saved_last(folder, tmp_path):
+    engine = AutoModelForCausalLM.from_pretrained(folder, load_in_4bit=True)
+    layers = AutoModelForCausalLM.from_pretrained(
+        folder, load_in_low_bit="nf4", optimize_model=False
+    )
+    layers.generation_config.max_new_tokens = 5
+    engine.save_low_bit(tmp_path)
+    with low_memory_init():
+        empty = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with refused("file-format", "AutoModelForCausalLM.load_low_bit"):
+        load_low_bit(empty, tmp_path)
+    layers.save_low_bit(tmp_path)
+    again = AutoModelForCausalLM.load_low_bit(tmp_path)
+    assert again.config.bigdl_transformers_low_bit == "nf4"
+    assert isinstance(again.lm_head, LowBitLinear)
+    assert load_low_bit(empty, tmp_path).generation_config.max_new_tokens == 5
+    engine.save_low_bit(tmp_path)
+    again = AutoModelForCausalLM.load_low_bit(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(**INPUTS).logits, engine(**INPUTS).logits)
+
+
 def test_what_cannot_be_is_one_sentence(folder, tmp_path):
     with refused("unsupported", "nf3", "nf4"):
         AutoModelForCausalLM.from_pretrained(folder, load_in_low_bit="nf3")
@@ -157,6 +203,12 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path):
         AutoModelForCausalLM.load_low_bit(folder)
     with refused("model-unsupported", "ReLU"):
         optimize_model(torch.nn.ReLU())
+    with refused("model-unsupported", "Linear"):
+        optimize_model(torch.nn.Linear(64, 8))
+    config = transformers.LlamaConfig(bigdl_transformers_low_bit="sym_int4")
+    config.save_pretrained(tmp_path / "marked")
+    with refused("file-format", "convert the original again"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "marked", load_in_4bit=True)
     with refused("unsupported", "gptq"):
         llm_convert(folder, tmp_path, "llama", model_format="gptq")
     with pytest.raises(ImportError, match="TextModel"):
@@ -237,6 +289,8 @@ def test_langchain_gets_texts_and_embeddings(folder, cache, tmp_path):
     text = llm.invoke("the cat sat")
     assert isinstance(text, str)
     assert llm.invoke("the cat sat", stop=[text[1:3]]) == text[: text.find(text[1:3])]
+    greedy = {"temperature": 0, "do_sample": True}
+    assert llm.invoke("the cat sat", **greedy) == llm.invoke("the cat sat", do_sample=False)
     encoder = tiny_encoder(tmp_path / "encoder")
     embeddings = TransformersEmbeddings.from_model_id(str(encoder))
     vectors = embeddings.embed_documents(["a cat", "a dog sat"])

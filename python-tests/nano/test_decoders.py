@@ -202,3 +202,28 @@ def test_generate_computes_logits_of_the_last_token_of_a_prompt_only(fast, origi
         result = fast(**inputs, logits_to_keep=keep).logits
         torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(fast(**inputs).logits, whole, atol=1e-4, rtol=1e-4)
+
+
+class OrderedByBuffer(torch.nn.Module):
+    """Module whose outputs depend on a buffer of integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("rows", torch.tensor([0, 1, 2, 3]))
+
+    def forward(self, values):
+        return self.linear(values).index_select(1, self.rows)
+
+
+def test_a_network_of_rounded_weights_keeps_the_buffers_of_its_module(monkeypatch):
+    monkeypatch.setenv("BIGDL_NANO_CACHE_GB", "0")
+    torch.manual_seed(0)
+    module, values = OrderedByBuffer().eval(), torch.rand(2, 4)
+    network = InferenceOptimizer.quantize(
+        module, "int8", accelerator="openvino", method="weight_only", input_sample=values
+    )
+    expected = network(values)
+    module.rows.zero_()
+    module.linear.weight.data.zero_()
+    assert torch.equal(network(values), expected)

@@ -7,7 +7,8 @@ PyTorch, so they work in any model, and gradients pass through them to LoRA adap
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from bigdl.common.errors import UsageError, as_usage_error, require
 
 CONFIG_KEY = "bigdl_transformers_low_bit"
 FACTS = "bigdl_config.json"
+RUNTIME = "runtime"
+"""Key of ``bigdl_config.json``; its value is one of the two runtimes."""
+OPENVINO, PYTORCH = "openvino", "pytorch"
 WEIGHTS = "low_bit_model.safetensors"  # not a name that transformers reads as a whole model
 
 _GROUPS = (64, 32)
@@ -269,7 +273,8 @@ def _linears(
 ) -> Iterator[tuple[str, torch.nn.Linear]]:
     """Yield the linear layers that have a low-bit format."""
     for name, layer in model.named_modules():
-        if type(layer) is not torch.nn.Linear or layer.in_features % 8:
+        is_root = not name  # it cannot be replaced in place
+        if is_root or type(layer) is not torch.nn.Linear or layer.in_features % 8:
             continue
         if not any(each == name or each in name.split(".") for each in excluded):
             yield name, layer
@@ -314,11 +319,26 @@ def convert_linears(
     config = getattr(model, "config", None)
     if config is not None:
         # A head that shared its weights with the embeddings has private ones now.
-        head = getattr(model, "get_output_embeddings", lambda: None)()
-        if isinstance(head, LowBitLinear):
-            config.tie_word_embeddings = False
+        _untie_low_bit(model)
         setattr(config, CONFIG_KEY, low_bit)
     return formats
+
+
+def _untie_low_bit(model: torch.nn.Module) -> None:
+    """Remove low-bit layers from the weights that transformers ties.
+
+    The configuration does not change, because some models scale their outputs by it.
+    """
+    weights = [f"{name}.weight" for name in formats_of(model)]
+    for attribute in ("_tied_weights_keys", "all_tied_weights_keys"):
+        tied = getattr(model, attribute, None)
+        if isinstance(tied, dict):
+            kept = {
+                target: source
+                for target, source in tied.items()
+                if not any(re.match(target, weight) for weight in weights)
+            }
+            setattr(model, attribute, kept)
 
 
 def formats_of(model: torch.nn.Module) -> dict[str, str]:
@@ -343,7 +363,12 @@ def save_weights(model: torch.nn.Module, folder: Path, low_bit: str) -> None:
         else:
             shared[name] = first
     safetensors.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    facts = {CONFIG_KEY: low_bit, "layers": formats_of(model), "shared": shared}
+    facts = {
+        CONFIG_KEY: low_bit,
+        RUNTIME: PYTORCH,
+        "layers": formats_of(model),
+        "shared": shared,
+    }
     (folder / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
@@ -366,12 +391,11 @@ def read_facts(folder: Path) -> dict[str, Any]:
     with as_usage_error(f"{str(path)!r} is damaged", code="file-damaged", path=str(path)):
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         facts[CONFIG_KEY]
+        facts.setdefault(RUNTIME, PYTORCH if "layers" in facts else OPENVINO)
     return facts
 
 
-def load_weights(
-    model: torch.nn.Module, folder: Path, tie: Callable[[], object] | None = None
-) -> torch.nn.Module:
+def load_weights(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
     """Return a model with the weights that :func:`save_weights` wrote.
 
     Parameters
@@ -379,8 +403,6 @@ def load_weights(
     model : Module
         Model of the same class; its weights may be on the meta device.
     folder : Path
-    tie : callable, optional
-        Called after loading.
 
     Raises
     ------
@@ -406,6 +428,5 @@ def load_weights(
         for name, first in facts["shared"].items():
             tensors[name] = tensors[first]
         model.load_state_dict(tensors, strict=True, assign=True)
-        if tie is not None:
-            tie()
+        _untie_low_bit(model)
     return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -85,10 +86,14 @@ def attach_save(model: torch.nn.Module, low_bit: str) -> torch.nn.Module:
 
 def _save(model: torch.nn.Module, low_bit: str, save_dir: str | os.PathLike) -> None:
     """Write a low-bit model to a folder."""
-    from bigdl.llm.low_bit import save_weights
+    from bigdl.llm.low_bit import FACTS, OPENVINO, RUNTIME, read_facts, save_weights
 
     folder = Path(save_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / FACTS).is_file():
+        if read_facts(folder)[RUNTIME] == OPENVINO:
+            shutil.rmtree(folder / OPENVINO, ignore_errors=True)
+        (folder / "generation_config.json").unlink(missing_ok=True)
     save_weights(model, folder, low_bit)
     for name in ("config", "generation_config"):
         config: Any = getattr(model, name, None)
@@ -120,11 +125,28 @@ def load_low_bit(model: torch.nn.Module, model_path: str | os.PathLike) -> torch
     >>> load_low_bit(model, "small")[0]
     LowBitLinear(64, 8, 'sym_int4')
     """
-    from bigdl.llm.low_bit import CONFIG_KEY, load_weights, read_facts
+    from bigdl.llm.low_bit import CONFIG_KEY, OPENVINO, RUNTIME, load_weights, read_facts
 
     folder = Path(model_path)
-    low_bit = read_facts(folder)[CONFIG_KEY]
-    return attach_save(load_weights(model, folder), low_bit)
+    facts = read_facts(folder)
+    if facts[RUNTIME] == OPENVINO:
+        raise UsageError(
+            f"{str(folder)!r} has a decoder in OpenVINO; load it with "
+            "AutoModelForCausalLM.load_low_bit",
+            code="file-format",
+            path=str(folder),
+        )
+    model = load_weights(model, folder)
+    load_generation_config(model, folder)
+    return attach_save(model, facts[CONFIG_KEY])
+
+
+def load_generation_config(model: torch.nn.Module, folder: Path) -> None:
+    """Give a model of transformers the generation options of its folder, if it has any."""
+    if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
+        transformers = require("transformers", "llm")
+        options = transformers.GenerationConfig.from_pretrained(folder)
+        setattr(model, "generation_config", options)  # noqa: B010
 
 
 @contextmanager

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bigdl.common.errors import UsageError, require, user_stacklevel
+from bigdl.common.errors import UsageError, as_usage_error, require, user_stacklevel
 from bigdl.llm.low_bit import (
     CONFIG_KEY,
     FACTS,
+    OPENVINO,
+    RUNTIME,
+    WEIGHTS,
     check_low_bit,
     convert_linears,
     load_weights,
     read_facts,
 )
-from bigdl.llm.optimize import attach_save, low_memory_init
+from bigdl.llm.optimize import attach_save, load_generation_config, low_memory_init
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +36,7 @@ _ENGINE_FORMATS = {
     "asym_int4": ("int4", False),
     "sym_int8": ("int8", True),
 }
-_ENGINE = "openvino"  # folder of the network in the folder of a saved decoder
+_ENGINE = OPENVINO  # folder of the network in the folder of a saved decoder
 
 
 class _LowBitAutoModel:
@@ -78,8 +82,7 @@ class _LowBitAutoModel:
         Raises
         ------
         UsageError
-            If the format is unknown, the device is not the CPU, or the folder was written by
-            ``save_low_bit``.
+            If the format is unknown, the device is not the CPU, or the folder has low-bit weights.
         """
         transformers = require("transformers", "llm")
         low_bit = load_in_low_bit or ("sym_int4" if load_in_4bit else None)
@@ -92,13 +95,8 @@ class _LowBitAutoModel:
             )
         path: Any = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         _refuse_device(kwargs.pop("device_map", None))
-        if path is not None and (Path(path) / FACTS).is_file():
-            raise UsageError(
-                f"{str(path)!r} was written by save_low_bit; load it with "
-                f"{cls.__name__}.load_low_bit",
-                code="file-format",
-                path=str(path),
-            )
+        if path is not None:
+            _refuse_low_bit(Path(path), cls.__name__)
         if "torch_dtype" in kwargs:
             kwargs["dtype"] = kwargs.pop("torch_dtype")
         model = getattr(transformers, cls._name).from_pretrained(*args, **kwargs)
@@ -138,9 +136,10 @@ class _LowBitAutoModel:
         """
         transformers = require("transformers", "llm")
         folder = Path(pretrained_model_name_or_path)
-        low_bit = read_facts(folder)[CONFIG_KEY]
+        facts = read_facts(folder)
+        low_bit = facts[CONFIG_KEY]
         _refuse_device(kwargs.get("device_map"))
-        if (folder / _ENGINE).is_dir():
+        if facts[RUNTIME] == OPENVINO:
             from bigdl.nano.pytorch import InferenceOptimizer
 
             model: Any = InferenceOptimizer.load(folder / _ENGINE)
@@ -149,10 +148,27 @@ class _LowBitAutoModel:
         config = transformers.AutoConfig.from_pretrained(folder, **trusted)
         with low_memory_init():
             model = getattr(transformers, cls._name).from_config(config, **trusted)
-        generation = folder / "generation_config.json"
-        if generation.exists() and hasattr(model, "generation_config"):
-            model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+        load_generation_config(model, folder)
         return attach_save(load_weights(model, folder).eval(), low_bit)
+
+
+def _refuse_low_bit(folder: Path, class_name: str) -> None:
+    """Refuse a folder whose weights are in a low-bit format already."""
+    if (folder / FACTS).is_file():
+        advice = f"was written by save_low_bit; load it with {class_name}.load_low_bit"
+    elif _is_marked(folder / "config.json"):
+        advice = "has low-bit weights that this version does not read; convert the original again"
+    else:
+        return
+    raise UsageError(f"{str(folder)!r} {advice}", code="file-format", path=str(folder))
+
+
+def _is_marked(config: Path) -> bool:
+    """Return True if a configuration is of a low-bit model."""
+    if not config.is_file():
+        return False
+    with as_usage_error(f"{str(config)!r} is damaged", code="file-damaged", path=str(config)):
+        return json.loads(config.read_text(encoding="utf-8")).get(CONFIG_KEY) is not None
 
 
 def _refuse_device(device: object) -> None:
@@ -208,8 +224,6 @@ def _with_saved_engine(model: DecoderModel, low_bit: str) -> torch.nn.Module:
 
 def _save_engine(model: DecoderModel, low_bit: str, save_dir: str | os.PathLike) -> None:
     """Write a decoder in OpenVINO to a folder, with the files of its configuration."""
-    import json
-
     from bigdl.nano.pytorch import InferenceOptimizer
 
     folder = Path(save_dir)
@@ -218,7 +232,9 @@ def _save_engine(model: DecoderModel, low_bit: str, save_dir: str | os.PathLike)
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
-    (folder / FACTS).write_text(json.dumps({CONFIG_KEY: low_bit}), encoding="utf-8")
+    facts = {CONFIG_KEY: low_bit, RUNTIME: OPENVINO}
+    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    (folder / WEIGHTS).unlink(missing_ok=True)
 
 
 class AutoModel(_LowBitAutoModel):

@@ -43,6 +43,8 @@ openvino = LazyModule("openvino", "nano")
 SAVED_NAME = "ov_saved_model"
 """Name, without suffix, of the two files of a network in a saved directory."""
 
+# Operations with networks of their own, and the number of these.
+_BODIES = {"If": 2, "Loop": 1, "TensorIterator": 1}
 _READABLE = (".xml", ".onnx")
 # OpenVINO property names before 2022, and today's names.
 _RENAMED = {
@@ -203,23 +205,30 @@ def network_bytes(network, *, half: bool = False) -> tuple[bytes, bytes]:
 
 
 def with_private_constants(network: ov.Model) -> ov.Model:
-    """Return a copy of a network whose floating-point constants share no memory with a module.
+    """Return a copy of a network whose constants share no memory with a module.
 
     Parameters
     ----------
     network : openvino.Model
-        Network converted with ``share_weights``; constants of integers are not shared.
+        Network converted with ``share_weights``; constants of strings are never shared.
     """
-    from openvino import opset13
-
     clone = network.clone()
-    for op in clone.get_ops():
-        if op.get_type_name() == "Constant" and op.get_element_type().is_real():
-            private = opset13.constant(op.get_data(), op.get_element_type(), shared_memory=False)
-            private.set_friendly_name(op.get_friendly_name())
-            for reader in op.output(0).get_target_inputs():
-                reader.replace_source_output(private.output(0))
+    _make_constants_private(clone)
     return clone
+
+
+def _make_constants_private(network: ov.Model) -> None:
+    for op in network.get_ops():
+        kind = op.get_type_name()
+        if kind in _BODIES:
+            for index in range(_BODIES[kind]):
+                _make_constants_private(op.get_function(index))
+        if kind != "Constant" or op.get_element_type().get_type_name() == "string":
+            continue
+        private = openvino.op.Constant(op.get_tensor_view(), shared_memory=False)
+        private.set_friendly_name(op.get_friendly_name())
+        for reader in op.output(0).get_target_inputs():
+            reader.replace_source_output(private.output(0))
 
 
 def port_name(port) -> str:

@@ -125,7 +125,7 @@ class TransformersLLM(LLM):
         """Return the completion of a prompt, without the stop string that ends it."""
         inputs = self.tokenizer([prompt], return_tensors="pt")
         inputs = {key: inputs[key] for key in ("input_ids", "attention_mask")}
-        options = {**(self.model_kwargs or {}), **kwargs}
+        options = _without_zero_temperature({**(self.model_kwargs or {}), **kwargs})
         if stop:
             count = inputs["input_ids"].shape[1]
             options["stopping_criteria"] = [_stops(self.tokenizer, stop, count)]
@@ -183,9 +183,15 @@ def _split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], d
     """Return the arguments for loading, and those of ``generate``."""
     loading = dict(options or {})
     generation = {name: loading.pop(name) for name in _GENERATION if name in loading}
-    if generation.get("temperature") == 0:  # programs for 2.4 pass it for greedy search
-        del generation["temperature"]
     return loading, generation
+
+
+def _without_zero_temperature(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of ``generate`` in which greedy search replaces a temperature of 0."""
+    if options.get("temperature") != 0:
+        return options
+    others = {name: value for name, value in options.items() if name != "temperature"}
+    return {**others, "do_sample": False}
 
 
 def _stops(
