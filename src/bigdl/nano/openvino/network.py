@@ -43,8 +43,6 @@ openvino = LazyModule("openvino", "nano")
 SAVED_NAME = "ov_saved_model"
 """Name, without suffix, of the two files of a network in a saved directory."""
 
-# Operations with networks of their own, and the number of these.
-_BODIES = {"If": 2, "Loop": 1, "TensorIterator": 1}
 _READABLE = (".xml", ".onnx")
 # OpenVINO property names before 2022, and today's names.
 _RENAMED = {
@@ -219,16 +217,22 @@ def with_private_constants(network: ov.Model) -> ov.Model:
 
 def _make_constants_private(network: ov.Model) -> None:
     for op in network.get_ops():
-        kind = op.get_type_name()
-        if kind in _BODIES:
-            for index in range(_BODIES[kind]):
-                _make_constants_private(op.get_function(index))
-        if kind != "Constant" or op.get_element_type().get_type_name() == "string":
+        for body in _bodies(op):
+            _make_constants_private(body)
+        if op.get_type_name() != "Constant" or op.get_element_type().get_type_name() == "string":
             continue
         private = openvino.op.Constant(op.get_tensor_view(), shared_memory=False)
         private.set_friendly_name(op.get_friendly_name())
         for reader in op.output(0).get_target_inputs():
             reader.replace_source_output(private.output(0))
+
+
+def _bodies(op: ov.Node) -> list[ov.Model]:
+    """Return the networks within a condition or loop."""
+    kind = op.get_type_name()
+    if kind == "If":
+        return [op.get_then_body(), op.get_else_body()]
+    return [op.get_function()] if kind in ("Loop", "TensorIterator") else []
 
 
 def port_name(port) -> str:
