@@ -229,10 +229,10 @@ def _make_constants_private(network: ov.Model) -> None:
 
 def _bodies(op: ov.Node) -> list[ov.Model]:
     """Return the networks within a condition or loop."""
-    kind = op.get_type_name()
-    if kind == "If":
+    name = op.get_type_name()
+    if name == "If":
         return [op.get_then_body(), op.get_else_body()]
-    return [op.get_function()] if kind in ("Loop", "TensorIterator") else []
+    return [op.get_function()] if name in ("Loop", "TensorIterator") else []
 
 
 def port_name(port) -> str:
