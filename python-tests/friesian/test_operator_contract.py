@@ -108,4 +108,6 @@ class TestTables(OfCells):
 
 def test_every_operator_is_tried():
     suites = OfCells.__subclasses__()
-    assert {each.method for suite in suites for each in suite.operators} == set(OPERATORS)
+    # An example in a docstring may have registered another one.
+    ours = {n for n, each in OPERATORS.items() if each.__module__.startswith("bigdl.friesian.ops")}
+    assert {each.method for suite in suites for each in suite.operators} == ours

@@ -81,14 +81,14 @@ def smollm() -> Path:
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
-def tiny_decoder(folder: Path, positions: int = 64) -> Path:
+def tiny_decoder(folder: Path, positions: int = 64, longest: int = 32) -> Path:
     """Write a decoder with random weights."""
     import torch
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(11)
-    tokenizer = tiny_tokenizer(folder, positions)
+    tokenizer = tiny_tokenizer(folder, longest)
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,

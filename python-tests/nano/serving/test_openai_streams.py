@@ -30,7 +30,7 @@ CHAT = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("texts")
-    tiny_decoder(root / "models" / "writer", positions=4096)
+    tiny_decoder(root / "models" / "writer", positions=4096, longest=4096)
     tiny_encoder(root / "models" / "reader")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
