@@ -30,7 +30,7 @@ $(VENV)/.torch: constraints.txt Makefile
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch setup.py pyproject.toml
-	$(PIP) -e '.[orca,connect,java,ray,nano,tf,jax,automl,xgboost,lightgbm,inc,elasticsearch,encryption,llm,kafka,delta,iceberg,mlflow,serving,dev,docs]'
+	$(PIP) -e '.[orca,connect,java,ray,nano,tf,jax,automl,xgboost,lightgbm,inc,elasticsearch,encryption,langchain,kafka,delta,iceberg,mlflow,serving,dev,docs]'
 	touch $@ $(VENV)/.installed-demo
 
 # The packages that the demo needs.

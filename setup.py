@@ -77,6 +77,7 @@ LLM = [
     "tokenizers>=0.23.1",
     "transformers>=5.20,<6",
 ]
+LANGCHAIN = [*LLM, "langchain-core>=1.8,<2"]
 FRIESIAN = [*ORCA, "xxhash>=3.5"]
 SERVING = [
     *FRIESIAN,
@@ -114,6 +115,7 @@ EXTRAS = {
     "tf": TF,
     "jax": JAX,
     "llm": LLM,
+    "langchain": LANGCHAIN,
     "friesian": FRIESIAN,
     "serving": SERVING,
     "serving-ray": [*SERVING, "ray[serve]>=2.59,<3"],
@@ -135,7 +137,7 @@ EXTRAS = {
             *MLFLOW,
             *TF,
             *JAX,
-            *LLM,
+            *LANGCHAIN,
             *FRIESIAN,
             *SERVING,
         }

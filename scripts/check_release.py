@@ -40,6 +40,7 @@ IMPORTS = {
     "connect": ["bigdl.orca.engine", "pyspark.sql.connect.session"],
     "encryption": ["bigdl.nano.pytorch", "cryptography.fernet"],
     "llm": ["bigdl.llm", "openvino_genai", "openvino_tokenizers", "transformers"],
+    "langchain": ["bigdl.llm.langchain.llms", "bigdl.llm.langchain.embeddings"],
     "serving": ["bigdl.friesian.serving.program", "bigdl.nano.serving.main", "faiss", "redis"],
     "tf": ["bigdl.nano.tf.keras", "tensorflow", "tf2onnx"],
     "jax": ["bigdl.orca.learn.tf2", "jax", "keras"],

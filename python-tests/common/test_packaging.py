@@ -122,6 +122,7 @@ def test_metadata_is_lean_and_names_the_extras(metadata):
         "tf",
         "jax",
         "llm",
+        "langchain",
         "friesian",
         "serving",
         "serving-ray",

@@ -76,7 +76,7 @@ def wrong(package, modules):
                 pass
             except MissingExtraError as error:
                 explained += 1
-                if "run: pip install " not in str(error):
+                if "pip install 'bigdl[" not in str(error):
                     lines.append(f"{module}: {error}")
             except ImportError as error:
                 lines.append(f"{module}: {type(error).__name__}: {error}")

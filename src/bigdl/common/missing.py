@@ -27,6 +27,7 @@ PACKAGES = {
     "httptools": "httptools",
     "jax": "jax",
     "keras": "keras",
+    "langchain_core": "langchain-core",
     "lightning_fabric": "pytorch-lightning",
     "matplotlib": "matplotlib",
     "mlflow": "mlflow-skinny",

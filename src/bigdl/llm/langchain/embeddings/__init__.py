@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from bigdl.common.dropped import refuse_name
-from bigdl.common.missing import MissingPackageError
+from langchain_core.embeddings import Embeddings
 
-try:
-    from langchain_core.embeddings import Embeddings
-except ModuleNotFoundError as error:
-    raise MissingPackageError(
-        "langchain-core is not installed; run: pip install langchain-core"
-    ) from error
+from bigdl.common.dropped import refuse_name
 
 if TYPE_CHECKING:
     from bigdl.llm.model import TextModel

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from langchain_core.language_models.llms import LLM
+
 from bigdl.common.dropped import refuse_name
 from bigdl.common.errors import UsageError, require
-from bigdl.common.missing import MissingPackageError
-
-try:
-    from langchain_core.language_models.llms import LLM
-except ModuleNotFoundError as error:
-    raise MissingPackageError(
-        "langchain-core is not installed; run: pip install langchain-core"
-    ) from error
 
 if TYPE_CHECKING:
     import torch
@@ -68,11 +62,10 @@ class TransformersLLM(LLM):
         """
         from bigdl.llm.transformers import AutoModelForCausalLM
 
-        loading, generation = _split_options(model_kwargs)
-        if not {"load_in_4bit", "load_in_low_bit"} & set(loading):
-            loading["load_in_4bit"] = True
-        model = AutoModelForCausalLM.from_pretrained(model_id, **loading)
-        return cls._of(model, model_id, generation, kwargs)
+        options = dict(model_kwargs or {})
+        if not {"load_in_4bit", "load_in_low_bit"} & set(options):
+            options["load_in_4bit"] = True
+        return cls._loaded(AutoModelForCausalLM.from_pretrained, model_id, options, kwargs)
 
     @classmethod
     def from_model_id_low_bit(
@@ -89,18 +82,20 @@ class TransformersLLM(LLM):
         """
         from bigdl.llm.transformers import AutoModelForCausalLM
 
-        loading, generation = _split_options(model_kwargs)
-        model = AutoModelForCausalLM.load_low_bit(model_id, **loading)
-        return cls._of(model, model_id, generation, kwargs)
+        return cls._loaded(AutoModelForCausalLM.load_low_bit, model_id, model_kwargs or {}, kwargs)
 
     @classmethod
-    def _of(
+    def _loaded(
         cls,
-        model: torch.nn.Module,
+        load: Callable[..., torch.nn.Module],
         model_id: str,
-        generation: dict[str, Any],
+        options: Mapping[str, Any],
         others: Mapping[str, Any],
     ) -> Self:
+        """Return a language model, of which `options` are for loading or for ``generate``."""
+        loading = dict(options)
+        generation = {name: loading.pop(name) for name in _GENERATION if name in loading}
+        model = load(model_id, **loading)
         transformers = require("transformers", "llm")
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
         return cls(
@@ -177,13 +172,6 @@ _GENERATION = (
     *("do_sample", "max_length", "max_new_tokens", "min_new_tokens", "num_beams"),
     *("repetition_penalty", "temperature", "top_k", "top_p"),
 )
-
-
-def _split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments for loading, and those of ``generate``."""
-    loading = dict(options or {})
-    generation = {name: loading.pop(name) for name in _GENERATION if name in loading}
-    return loading, generation
 
 
 def _without_zero_temperature(options: dict[str, Any]) -> dict[str, Any]:
