@@ -23,6 +23,7 @@ CONFIG_KEY = "bigdl_transformers_low_bit"
 FACTS = "bigdl_config.json"
 RUNTIME = "runtime"
 """Key of ``bigdl_config.json``; its value is one of the two runtimes."""
+# The network of a decoder in OpenVINO is in the folder of this name.
 OPENVINO, PYTORCH = "openvino", "pytorch"
 WEIGHTS = "low_bit_model.safetensors"  # not a name that transformers reads as a whole model
 
@@ -209,11 +210,10 @@ class LowBitLinear(torch.nn.Linear):
         self.data: torch.Tensor
         self.scales: torch.Tensor | None
         self.offsets: torch.Tensor | None
-        empty = torch.zeros(out_features, in_features)
-        for name, value in zip(
-            ("data", "scales", "offsets"), _quantized(empty, FORMATS[low_bit]), strict=True
-        ):
-            self.register_buffer(name, value)
+        row = _quantized(torch.zeros(1, in_features), FORMATS[low_bit])  # all rows are alike
+        for name, value in zip(("data", "scales", "offsets"), row, strict=True):
+            rows = None if value is None else value.expand(out_features, *value.shape[1:]).clone()
+            self.register_buffer(name, rows)
         self.bias: Any
         self.register_parameter(
             "bias", torch.nn.Parameter(torch.zeros(out_features)) if bias else None
@@ -222,7 +222,12 @@ class LowBitLinear(torch.nn.Linear):
     @classmethod
     def of(cls, layer: torch.nn.Linear, low_bit: str) -> LowBitLinear:
         """Return a layer with the rounded weights of a linear layer."""
-        low_bit = _nearest(layer.weight) if low_bit == MIXED else low_bit
+        if low_bit == MIXED:
+            weight = layer.weight.detach().float()
+            both = (cls.of(layer, name) for name in ("nf4", "fp4"))
+            return min(
+                both, key=lambda each: float((each.dequantized(weight.dtype) - weight).norm())
+            )
         made = cls(layer.in_features, layer.out_features, low_bit, bias=layer.bias is not None)
         made.data, made.scales, made.offsets = _quantized(layer.weight, FORMATS[low_bit])
         made.bias = layer.bias
@@ -256,16 +261,6 @@ class LowBitLinear(torch.nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.low_bit!r}"
-
-
-def _nearest(weight: torch.Tensor) -> str:
-    """Return the name of the 4-bit format that changes a weight least."""
-    errors = {}
-    for name in ("nf4", "fp4"):
-        layer = LowBitLinear(weight.shape[1], weight.shape[0], name, bias=False)
-        layer.data, layer.scales, layer.offsets = _quantized(weight, FORMATS[name])
-        errors[name] = float((layer.weight - weight.detach().float()).norm())
-    return min(errors, key=lambda name: errors[name])
 
 
 def _linears(

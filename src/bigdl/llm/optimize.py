@@ -70,12 +70,17 @@ def optimize_model(
             code="model-type",
         )
     if replace_embedding:
-        warnings.warn(
-            "replace_embedding has no effect: embeddings keep their precision",
-            stacklevel=user_stacklevel(),
-        )
+        warn_that_embeddings_stay()
     convert_linears(model, low_bit, modules_to_not_convert or ())
     return attach_save(model, low_bit)
+
+
+def warn_that_embeddings_stay() -> None:
+    """Warn that ``replace_embedding=True`` has no effect."""
+    warnings.warn(
+        "replace_embedding has no effect: embeddings keep their precision",
+        stacklevel=user_stacklevel(),
+    )
 
 
 def attach_save(model: torch.nn.Module, low_bit: str) -> torch.nn.Module:

@@ -22,7 +22,12 @@ from bigdl.llm.low_bit import (
     load_weights,
     read_facts,
 )
-from bigdl.llm.optimize import attach_save, load_generation_config, low_memory_init
+from bigdl.llm.optimize import (
+    attach_save,
+    load_generation_config,
+    low_memory_init,
+    warn_that_embeddings_stay,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +41,6 @@ _ENGINE_FORMATS = {
     "asym_int4": ("int4", False),
     "sym_int8": ("int8", True),
 }
-_ENGINE = OPENVINO  # folder of the network in the folder of a saved decoder
 
 
 class _LowBitAutoModel:
@@ -89,10 +93,7 @@ class _LowBitAutoModel:
         if low_bit is not None:
             check_low_bit(low_bit, "load_in_low_bit")
         if replace_embedding:
-            warnings.warn(
-                "replace_embedding has no effect: embeddings keep their precision",
-                stacklevel=user_stacklevel(),
-            )
+            warn_that_embeddings_stay()
         path: Any = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         _refuse_device(kwargs.pop("device_map", None))
         if path is not None:
@@ -142,7 +143,7 @@ class _LowBitAutoModel:
         if facts[RUNTIME] == OPENVINO:
             from bigdl.nano.pytorch import InferenceOptimizer
 
-            model: Any = InferenceOptimizer.load(folder / _ENGINE)
+            model: Any = InferenceOptimizer.load(folder / OPENVINO)
             return _with_saved_engine(model, low_bit)
         trusted = {"trust_remote_code": kwargs.get("trust_remote_code")}
         config = transformers.AutoConfig.from_pretrained(folder, **trusted)
@@ -228,7 +229,7 @@ def _save_engine(model: DecoderModel, low_bit: str, save_dir: str | os.PathLike)
 
     folder = Path(save_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    InferenceOptimizer.save(model, folder / _ENGINE)
+    InferenceOptimizer.save(model, folder / OPENVINO)
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
