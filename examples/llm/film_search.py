@@ -62,11 +62,11 @@ def recall_of_liked(index, films, ratings, k):
 
     Returns
     -------
-    found, chance : float
+    hit_rate, chance : float
         With the vectors of the films that the user liked before, and with random films.
     """
     vectors = dict(zip(films["item"], films["embedding"], strict=True))
-    found, chance = [], []
+    hits, chances = [], []
     for _, rows in ratings.sort_values(["user", "time"], kind="stable").groupby("user"):
         liked = rows.loc[rows["rating"] >= 4, "item"].tolist()
         if len(liked) < 2:
@@ -74,13 +74,13 @@ def recall_of_liked(index, films, ratings, k):
         *before, last = liked
         seen = [item for item in rows["item"] if item != last]
         user = np.mean([vectors[item] for item in before], axis=0)
-        found.append(last in index.search([user], k, exclude=[seen]).ids)
-        chance.append(k / (len(films) - len(seen)))
-    return float(np.mean(found)), float(np.mean(chance))
+        hits.append(last in index.search([user], k, exclude=[seen]).ids)
+        chances.append(k / (len(films) - len(seen)))
+    return float(np.mean(hits)), float(np.mean(chances))
 
 
 def main(argv=None):
-    """Build the index, search it and return what was found."""
+    """Build the index, search it, and return the best texts and the hit rates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", help="folder of MovieLens 100K")
     parser.add_argument("--query", default="spaceships and aliens")
@@ -104,9 +104,9 @@ def main(argv=None):
     best = index.search([query], options.k).ids.tolist()
     texts = films.set_index("item")["text"]
     print("\n".join([f"Films for {options.query!r}:", *texts[best[:5]]]))
-    found, chance = recall_of_liked(index, films, ratings, options.k)
-    print(f"Last liked film among {options.k} films: {found:.3f}; of random films: {chance:.3f}")
-    return texts[best].tolist(), found, chance
+    hit_rate, chance = recall_of_liked(index, films, ratings, options.k)
+    print(f"Last liked film among {options.k} films: {hit_rate:.3f}; of random films: {chance:.3f}")
+    return texts[best].tolist(), hit_rate, chance
 
 
 if __name__ == "__main__":

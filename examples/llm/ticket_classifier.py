@@ -50,8 +50,8 @@ def main(argv=None):
     )
     labelled, new = tickets.generate(options.rows), tickets.generate(200, seed=1)
     est.fit(labelled, epochs=options.epochs, batch_size=32, text_col="text", label_cols="kind")
-    found = est.predict(new, "text")
-    accuracy = float((found["label"] == new["kind"]).mean())
+    predicted = est.predict(new, "text")
+    accuracy = float((predicted["label"] == new["kind"]).mean())
     print(f"Accuracy on {len(new)} new tickets: {accuracy:.3f}")
 
     kinds = ask_server(est.text_model("int8"), new["text"].tolist())

@@ -226,5 +226,5 @@ def test_a_network_of_rounded_weights_keeps_the_buffers_of_its_module(monkeypatc
     expected = network(values)
     module.rows.zero_()
     module.linear.weight.data.zero_()
-    again = network(torch.cat([values, values]))  # another shape is compiled anew
+    again = network(torch.cat([values, values]))  # another shape is compiled again
     assert torch.equal(again[:2], expected)
