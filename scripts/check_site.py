@@ -214,7 +214,7 @@ def look(browser, site: Path, address: str) -> list[str]:
         )
         # a highlighted word is part of the address
         addresses = [link.split("?")[0] for link in links[:5]]
-        if "#" not in expected:  # any place of the page
+        if "#" not in expected:  # anywhere on the page
             addresses = [address.partition("#")[0] for address in addresses]
         if not any(address.endswith(expected) for address in addresses):
             wrong.append(f"the search for {typed} gives first {links[:5]}")

@@ -14,7 +14,7 @@ from text_models import minilm, smollm, tiny_decoder, tiny_encoder
 
 from bigdl.llm import TextModel, classify, embed, prompt, rank, register
 from bigdl.llm.engine import ModelReference
-from bigdl.llm.sent_files import SentFiles
+from bigdl.llm.sent_files import SentFiles, sent_files
 from bigdl.runtime.local import FileBroadcast
 
 SENTENCES = ["the cat sat", "a dog sat on the mat", "good text", "bad word of the row"]
@@ -238,6 +238,14 @@ def test_machines_without_the_files_get_them(model, tmp_path, monkeypatch):
     copy = TextModel(tmp_path / "cache of another machine" / "bigdl" / "llm" / model.digest)
     names = sorted(each.name for each in model.path.rglob("*"))
     assert sorted(each.name for each in copy.path.rglob("*")) == names
+
+
+def test_files_are_sent_unless_all_tasks_have_this_model(model):
+    def see(check):
+        return check()
+
+    assert sent_files(model.path, model.digest, FileBroadcast, see) is None
+    assert sent_files(model.path, "another model", FileBroadcast, see) is not None
 
 
 def test_files_are_divided_into_parts_and_joined(tmp_path, monkeypatch):

@@ -38,8 +38,8 @@ from bigdl.common.platform.network import (
 from bigdl.common.platform.processes import parent_id
 from bigdl.common.private_folders import SharedFolder, private_root
 from bigdl.common.timeouts import ENGINE_IDLE_S, ENGINE_LOOK_S, ENGINE_START_S
-from bigdl.llm.facts import FACTS, GENERATE
-from bigdl.llm.sent_files import SentFiles
+from bigdl.llm.facts import GENERATE
+from bigdl.llm.sent_files import SentFiles, has_model
 from bigdl.runtime.messages import encode, opened, receive, send
 
 logger = logging.getLogger("bigdl.llm")
@@ -118,7 +118,7 @@ class ModelReference:
     def on_this_machine(self) -> ModelReference:
         """Return the reference with a folder that this machine can read."""
         digest = str(self.facts["digest"])
-        if self.files is None or _has_model(Path(self.path), digest):
+        if self.files is None or has_model(Path(self.path), digest):
             return self
         return replace(self, path=str(self.files.write(digest)), files=None)
 
@@ -130,15 +130,6 @@ class ModelReference:
                 make = SharedEngine if self.threads else LoadedEngine
                 _engines[key] = make(self.on_this_machine())
             return _engines[key]
-
-
-def _has_model(folder: Path, digest: str) -> bool:
-    """Return True if a folder has the model with this digest."""
-    try:
-        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return facts.get("digest") == digest
 
 
 _engines: dict[tuple[int, str, int], Any] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import logging
 import os
 import shutil
@@ -56,7 +58,7 @@ class SentFiles:
         cache = private_cache("llm")
         target = cache / digest
         with locked_model(cache, digest):
-            if not (target / FACTS).exists():
+            if not has_model(target, digest):
                 logger.info("Writing the model that the driver has sent to %s", target)
                 with tempfile.TemporaryDirectory(dir=cache, prefix=".new-") as scratch:
                     new = Path(scratch, "model")
@@ -95,14 +97,26 @@ def _parts(folder: Path) -> Iterator[tuple[list[tuple[str, int]], bytes]]:
         yield contents, bytes(data)
 
 
+def has_model(folder: Path, digest: str) -> bool:
+    """Return True if a folder has the model with this digest."""
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(facts.get("digest") == digest)
+
+
 _sent: weakref.WeakKeyDictionary[Broadcaster, dict[str, SentFiles | None]]
 _sent = weakref.WeakKeyDictionary()
 
 
 def sent_files(
-    folder: Path, digest: str, broadcaster: Broadcaster, sees: Callable[[str], bool]
+    folder: Path,
+    digest: str,
+    broadcaster: Broadcaster,
+    every_task_sees: Callable[[Callable[[], bool]], bool],
 ) -> SentFiles | None:
-    """Return the broadcasts of a model, or None if all tasks see its folder.
+    """Return the broadcasts of a model, or None if all tasks see it in its folder.
 
     The result is determined once for each broadcaster.
 
@@ -111,12 +125,12 @@ def sent_files(
     folder : Path
     digest : str
     broadcaster : Broadcaster
-    sees : callable
-        Returns True if tasks can read a path.
+    every_task_sees : callable
+        Returns True if a check of files holds in all tasks.
     """
     models = _sent.setdefault(broadcaster, {})
     if digest not in models:
-        is_seen = sees(str(folder / FACTS))
+        is_seen = every_task_sees(functools.partial(has_model, folder, digest))
         models[digest] = None if is_seen else SentFiles(folder, broadcaster)
     return models[digest]
 

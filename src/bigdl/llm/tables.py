@@ -104,7 +104,7 @@ def _shared_on_spark(function: ColumnFunction) -> ColumnFunction:
     from bigdl.orca.cluster.connect import active_spark
 
     cluster = active_spark()
-    return _shared(function, cluster.cores_per_node, cluster.broadcaster, cluster.sees)
+    return _shared(function, cluster.cores_per_node, cluster.broadcaster, cluster.every_task_sees)
 
 
 def _shared_on_ray(function: ColumnFunction) -> ColumnFunction:
@@ -117,19 +117,19 @@ def _shared_on_ray(function: ColumnFunction) -> ColumnFunction:
     counts = (node["Resources"].get("CPU", 0) for node in nodes)
     threads = int(min((count for count in counts if count >= 1), default=1))
     is_one = len({node["NodeManagerHostname"] for node in nodes}) == 1
-    return _shared(function, threads, RayCluster.from_active().broadcaster, lambda path: is_one)
+    return _shared(function, threads, RayCluster.from_active().broadcaster, lambda check: is_one)
 
 
 def _shared(
     function: ColumnFunction,
     threads: int,
     broadcaster: Broadcaster,
-    sees: Callable[[str], bool],
+    every_task_sees: Callable[[Callable[[], bool]], bool],
 ) -> ColumnFunction:
     """Return the function with a shared engine, and its model's files if tasks do not see them."""
     function = copy.copy(function)
     model = function.model
-    files = sent_files(Path(model.path), str(model.facts["digest"]), broadcaster, sees)
+    files = sent_files(Path(model.path), str(model.facts["digest"]), broadcaster, every_task_sees)
     function.model = dataclasses.replace(model, threads=threads, files=files)
     return function
 

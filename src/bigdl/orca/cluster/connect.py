@@ -134,9 +134,9 @@ class ConnectCluster(SparkCluster):
         self._facts.broadcaster = self._facts.broadcaster or self
         return self._facts.broadcaster
 
-    def sees(self, path: str) -> bool:
+    def every_task_sees(self, check: Callable[[], bool]) -> bool:
         self._inspect_executors()  # sends modules that tasks lack
-        return all(self._tasks(_path_checker(path)))
+        return all(self._tasks(check))
 
     @property
     def driver_host(self) -> str:
@@ -602,15 +602,6 @@ def _inspector(file: str) -> Callable[[], dict]:
         }
 
     return inspect
-
-
-def _path_checker(path: str) -> Callable[[], bool]:
-    def exists():
-        import os
-
-        return os.path.exists(path)
-
-    return exists
 
 
 def _connector(host: str, port: int) -> Callable[[], bool]:

@@ -168,11 +168,14 @@ class SparkCluster:
         """True if tasks run in the driver's JVM (``local[…]``, not ``local-cluster[…]``)."""
         return is_local(self.master)
 
-    def sees(self, path: str) -> bool:
-        """Return True if a file of this machine exists for as many tasks as run concurrently."""
+    def every_task_sees(self, check: Callable[[], bool]) -> bool:
+        """Return True if a check of files holds in as many tasks as run concurrently.
+
+        Tasks on this machine see what it sees, so that no task is run for them.
+        """
         if self.is_local or simulated_cluster(self.master) is not None:
-            return True
-        return all(self.map_shards(_path_checker(path), range(max(1, self.slots()))))
+            return check()
+        return all(self.map_shards(lambda shards: [check()], range(max(1, self.slots()))))
 
     @property
     def is_kubernetes(self) -> bool:
@@ -351,10 +354,6 @@ def refuse_lost() -> None:
         loss = loss_of(SparkContext._active_spark_context)
         if loss is not None:
             raise loss
-
-
-def _path_checker(path: str) -> Callable[[object], list[bool]]:
-    return lambda shards: [os.path.exists(path)]
 
 
 def is_local(master: str) -> bool:
