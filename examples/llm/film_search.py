@@ -11,8 +11,8 @@ import argparse
 import random
 
 import numpy as np
+import packaged_models
 import pandas as pd
-import small_models
 
 from bigdl.friesian.serving import ItemIndex
 from bigdl.llm import TextModel, embed
@@ -89,7 +89,7 @@ def main(argv=None):
     options = parser.parse_args(argv)
 
     films, ratings = read(options.data_dir) if options.data_dir else generate()
-    model = TextModel(small_models.encoder(options.encoder))
+    model = TextModel(packaged_models.encoder(options.encoder))
     sc = init_orca_context("local", cores=2)
     try:
         from pyspark.sql import SparkSession

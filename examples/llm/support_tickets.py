@@ -11,9 +11,9 @@ import argparse
 import os
 
 import deltalake
+import packaged_models
 import pandas as pd
 import pyarrow as pa
-import small_models
 import tickets
 from pyspark.ml.clustering import KMeans
 from pyspark.ml.functions import array_to_vector
@@ -53,8 +53,8 @@ def main(argv=None):
     if not os.path.exists(options.table):
         made = pa.Table.from_pandas(tickets.generate(options.rows), preserve_index=False)
         deltalake.write_deltalake(options.table, made)
-    encoder = TextModel(small_models.encoder(options.encoder))
-    decoder = TextModel(small_models.decoder(options.decoder))
+    encoder = TextModel(packaged_models.encoder(options.encoder))
+    decoder = TextModel(packaged_models.decoder(options.decoder))
 
     init_orca_context("local", cores=2)
     try:

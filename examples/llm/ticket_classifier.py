@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import small_models
+import packaged_models
 import tickets
 from peft import LoraConfig
 
@@ -42,7 +42,7 @@ def main(argv=None):
     options = parser.parse_args(argv)
 
     est = Estimator.from_transformers(
-        small_models.encoder(options.encoder),
+        packaged_models.encoder(options.encoder),
         task="classification",
         peft=LoraConfig(r=8, lora_alpha=16, target_modules=["query", "value"]),
         learning_rate=2e-3,

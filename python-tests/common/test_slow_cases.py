@@ -1,5 +1,6 @@
 """Existing slow cases, and unique names of test files."""
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +15,11 @@ def test_cases_that_are_named_as_slow_exist(request):
     assert {test: cases for test, cases in unseen.items() if cases} == {}
 
 
-def test_files_of_tests_have_names_of_their_own():
-    """Check unique names: pytest would collect only one of two equal ones."""
-    files = Path(__file__).resolve().parents[1].rglob("test_*.py")
-    assert [name for name, times in Counter(file.name for file in files).items() if times > 1] == []
+def test_modules_of_tests_have_unique_names():
+    """Check the names of modules on `sys.path`: the first of two equal ones is imported."""
+    root = Path(__file__).resolve().parents[2]
+    tests = [file.name for file in (root / "python-tests").rglob("*.py")]
+    programs = {name for part in ("examples", "benchmarks") for name in os.listdir(root / part)}
+    programs |= {file.name for file in (root / "examples").rglob("*.py")}
+    shared = {name for name, times in Counter(tests).items() if times > 1 or name in programs}
+    assert shared - {"conftest.py", "__init__.py"} == set()
