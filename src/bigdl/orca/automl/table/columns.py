@@ -24,7 +24,6 @@ NUMBER, CATEGORY, DATE = "number", "category", "date"
 BINARY, MULTICLASS, REGRESSION = "binary", "multiclass", "regression"
 TASKS = (BINARY, MULTICLASS, REGRESSION)
 
-_DATE_PARTS = ("day", "month", "weekday", "hour")
 _NUMBERS = ("floating", "integer", "mixed-integer-float", "decimal", "boolean", "empty")
 _DATES = ("datetime64", "datetime", "date")
 _TEXTS = ("string", "mixed-integer", "categorical")
@@ -32,9 +31,7 @@ _LABELS = (str, bool, int, float, decimal.Decimal)
 _MOST_CLASSES = 20  # integers with more distinct values are the target of a regression
 
 
-def read_frame(
-    data: object, columns: Sequence[str] | None = None, name: str = "data"
-) -> pd.DataFrame:
+def read_frame(data: object, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """Read a table into a pandas DataFrame of this process.
 
     Parameters
@@ -43,8 +40,6 @@ def read_frame(
         A path is of a CSV file, of Parquet files, or of a Delta or Iceberg table.
     columns : sequence of str, optional
         Columns to read, by default all.
-    name : str
-        Argument name for messages.
 
     Raises
     ------
@@ -55,18 +50,18 @@ def read_frame(
         frame = cast("pd.DataFrame", data)
     elif is_spark_frame(data):
         data = cast("DataFrame", data)
-        check_columns(data.columns, columns, name)
+        check_columns(data.columns, columns)
         return (data if columns is None else data.select(*quoted(columns))).toPandas()
     elif is_path(data):
         frame = _read_path(data)
     else:
         raise UsageError(
-            f"{name} must be a pandas or Spark DataFrame, or the path of a CSV file, Parquet files "
+            f"data must be a pandas or Spark DataFrame, or the path of a CSV file, Parquet files "
             f"or a lake table, got {input_type_of(data)}",
             code="data-type",
-            argument=name,
+            argument="data",
         )
-    check_columns(list(frame.columns), columns, name)
+    check_columns(list(frame.columns), columns)
     return frame if columns is None else frame[list(columns)]
 
 
@@ -96,15 +91,17 @@ def _read_path(path: object) -> pd.DataFrame:
     return pandas_frame(open_table(path))
 
 
-def check_columns(known: Sequence[str], wanted: Sequence[str] | None, name: str) -> None:
-    """Raise a UsageError if the columns `known` of an argument lack one of `wanted`."""
+def check_columns(
+    known: Sequence[str], wanted: Sequence[str] | None, argument: str | None = "data"
+) -> None:
+    """Raise a UsageError of `argument` if the columns `known` of the data lack one of `wanted`."""
     missing = [each for each in wanted or () if each not in set(known)]
     if missing:
         raise UsageError(
-            f"{name} has no column {missing[0]!r}; its columns are {list(known)}",
+            f"data has no column {missing[0]!r}; its columns are {list(known)}",
             code="column-missing",
             column=missing[0],
-            argument=name,
+            argument=argument,
         )
 
 
@@ -173,15 +170,6 @@ class TableFeatures:
         return list(self.types)
 
     @property
-    def number_names(self) -> list[str]:
-        """Names of the columns of :attr:`MatrixRows.numbers`."""
-        names = []
-        for name, each in self.types.items():
-            names += [name] if each == NUMBER else []
-            names += [f"{name}.{part}" for part in _DATE_PARTS] if each == DATE else []
-        return names
-
-    @property
     def category_counts(self) -> list[int]:
         """Number of categories of each column of :attr:`MatrixRows.codes`."""
         return [len(each) for each in self.categories.values()]
@@ -194,7 +182,7 @@ class TableFeatures:
         UsageError
             If a column is missing, or its values have another type or are infinite.
         """
-        check_columns(list(frame.columns), self.names, "data")
+        check_columns(list(frame.columns), self.names)
         numbers: list[np.ndarray] = []
         for name, each in self.types.items():
             if each == NUMBER:

@@ -211,7 +211,7 @@ class TableEstimator:
     def _predict_in_spark(self, data: DataFrame, output: str, output_col: str) -> DataFrame:
         from pyspark.sql import functions
 
-        check_columns(data.columns, self.feature_cols, "data")
+        check_columns(data.columns, self.feature_cols)
         by_type = {str: "string", int: "bigint", bool: "boolean"}
         types = {by_type.get(type(label), "double") for label in self.classes}
         element = types.pop() if len(types) == 1 else "string"
@@ -320,7 +320,6 @@ class TableEstimator:
 
 
 def _of_content(data: bytes, path: str = "") -> TableEstimator:
-    import io
     import json
 
     import pandas as pd
@@ -341,7 +340,7 @@ def _of_content(data: bytes, path: str = "") -> TableEstimator:
     model_class = MODELS[content["model"]]
     for package in model_class.packages:
         require(package, EXTRAS.get(package, "xgboost"))
-    leaderboard = pd.DataFrame(json.load(io.StringIO(content["leaderboard"]))["data"])
+    leaderboard = pd.DataFrame(json.loads(content["leaderboard"])["data"])
     return TableEstimator(
         TableFeatures(*content["features"]),
         TableTarget(*content["target"]),
@@ -450,9 +449,9 @@ def fit_table(
         threads,
         deadline,
     )
-    search = TableSearch(job, target, chosen_metric, chosen, n_trials)
+    search = TableSearch(job, chosen_metric, chosen, n_trials)
     search.run(backend, concurrency, say)
-    _, best_model, best = search.best()
+    best_model, best = search.best()
     if best_model == "constant":
         logger.warning(
             "The best model is the constant: no other model was better, or none was trained within "
@@ -475,15 +474,9 @@ def _check_names(
             code="column-duplicate",
             column=duplicated[0],
         )
-    for argument, used in (("label", [label]), ("categorical_cols", categorical), ("", others)):
-        for each in used:
-            if each not in columns:
-                raise UsageError(
-                    f"data has no column {each!r}; its columns are {columns}",
-                    code="column-missing",
-                    column=each,
-                    argument=argument or None,
-                )
+    check_columns(columns, [label], "label")
+    check_columns(columns, categorical, "categorical_cols")
+    check_columns(columns, others, None)
     for each in (label, *others):
         if each in names or each in categorical or (each in others and each == label):
             raise UsageError(

@@ -17,7 +17,7 @@ from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError, require
 from bigdl.common.timeouts import TRIAL_START_S
 from bigdl.orca.automl import hp
-from bigdl.orca.automl.table.columns import MatrixRows, TableTarget
+from bigdl.orca.automl.table.columns import MatrixRows
 from bigdl.orca.automl.table.folds import TableFold
 from bigdl.orca.automl.table.metrics import TableMetric
 from bigdl.orca.automl.table.model import ConstantModel, FoldModel, LinearModel, TrainingRows
@@ -75,8 +75,7 @@ def available_models(names: Sequence[str] | None) -> list[str]:
         for name, model in MODELS.items()
         if all(importlib.util.find_spec(package) is not None for package in model.packages)
     ]
-    chosen = [name for name in installed if names is None or name in names or name == "constant"]
-    return chosen
+    return [name for name in installed if names is None or name in names or name == "constant"]
 
 
 @dataclass
@@ -239,7 +238,6 @@ class TableSearch:
     Parameters
     ----------
     job : TableJob
-    target : TableTarget
     metric : TableMetric
     models : sequence of str
     n_trials : int, optional
@@ -250,7 +248,6 @@ class TableSearch:
     def __init__(
         self,
         job: TableJob,
-        target: TableTarget,
         metric: TableMetric,
         models: Sequence[str],
         n_trials: int | None,
@@ -264,7 +261,7 @@ class TableSearch:
             self.study = open_study(directions=[direction], metric_names=[metric.name])
             self._count = self._plan(count)
         self._uploads: dict[int, bytes] = {}
-        self._best: tuple[int, bytes] | None = None
+        self._best: bytes | None = None
 
     def _plan(self, count: int) -> int:
         for number in range(count):
@@ -301,7 +298,7 @@ class TableSearch:
         """Keep the models of a trial if it is the best one."""
         models = self._uploads.pop(trial.number, b"")
         if models and trial.state.name == "COMPLETE" and study.best_trial.number == trial.number:
-            self._best = trial.number, models
+            self._best = models
         if on_trial is not None and "config" in trial.user_attrs:
             name = trial.user_attrs["config"]["model"]
             if trial.value is None:
@@ -310,8 +307,8 @@ class TableSearch:
                 value = f"{self._metric.name} {trial.value:.5g}"
             on_trial(f"trial {trial.number}, {name}: {value}")
 
-    def best(self) -> tuple[int, str, list[FoldModel]]:
-        """Return number, model name and trained models of the best trial.
+    def best(self) -> tuple[str, list[FoldModel]]:
+        """Return model name and trained models of the best trial.
 
         Raises
         ------
@@ -332,10 +329,9 @@ class TableSearch:
                 code="search-failed",
                 argument="time_limit",
             )
-        number, data = self._best
-        content = loads(data)
+        content = loads(self._best)
         model_class = MODELS[content["model"]]
-        return number, content["model"], [model_class.of_state(s) for s in content["states"]]
+        return content["model"], [model_class.of_state(s) for s in content["states"]]
 
     def leaderboard(self) -> pd.DataFrame:
         """Return one row per trial, best first; failed trials are last."""
