@@ -12,6 +12,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import input_type_of, is_path
+from bigdl.runtime.shards.columns import quoted
 from bigdl.runtime.shards.values import is_frame
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def read_frame(data: object, columns: Sequence[str] | None = None) -> pd.DataFra
     elif is_spark_frame(data):
         data = cast("DataFrame", data)
         check_columns(data.columns, columns)
-        return (data if columns is None else data.select(*quoted(columns))).toPandas()
+        return (data if columns is None else data.select(*map(quoted, columns))).toPandas()
     elif is_path(data):
         frame = _read_path(data)
     else:
@@ -68,11 +69,6 @@ def read_frame(data: object, columns: Sequence[str] | None = None) -> pd.DataFra
 def is_spark_frame(data: object) -> bool:
     """Return True for a DataFrame of Spark or Spark Connect."""
     return not is_path(data) and input_type_of(data) == "Spark DataFrame"
-
-
-def quoted(columns: Sequence[str]) -> list[str]:
-    """Return names of columns in backticks, for Spark."""
-    return ["`{}`".format(each.replace("`", "``")) for each in columns]
 
 
 def _read_path(path: object) -> pd.DataFrame:

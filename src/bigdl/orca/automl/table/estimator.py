@@ -22,7 +22,6 @@ from bigdl.orca.automl.table.columns import (
     TableTarget,
     check_columns,
     is_spark_frame,
-    quoted,
     read_frame,
 )
 from bigdl.orca.automl.table.folds import create_folds
@@ -31,6 +30,7 @@ from bigdl.orca.automl.table.model import FoldModel
 from bigdl.orca.automl.table.search import EXTRAS, MODELS, TableJob, TableSearch, available_models
 from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.feeds import names_of
+from bigdl.runtime.shards.columns import quoted
 from bigdl.training.progress import say
 from bigdl.training.state import dumps, loads
 
@@ -217,7 +217,7 @@ class TableEstimator:
         element = types.pop() if len(types) == 1 else "string"
         returns = {"class": element, "probability": "array<double>", "value": "double"}[output]
         function = arrow_udf(_SparkPredictions(self._content(), output), returns, iterates=True)
-        columns = [functions.col(each) for each in quoted(self.feature_cols)]
+        columns = [functions.col(quoted(each)) for each in self.feature_cols]
         return data.withColumn(output_col, function(*columns))
 
     def evaluate(self, data: object, metrics: Sequence[str] | None = None) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -128,16 +129,11 @@ def metrics_of(task: str) -> dict[str, tuple[str, Callable[[np.ndarray, np.ndarr
     metrics: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], float]]]
     if task == REGRESSION:
         names = [name for name in Evaluator.metrics_func if name != "accuracy"]
-        metrics = {n: (Evaluator.get_metric_mode(n), _OfValues(n)) for n in names}
+        metrics = {
+            name: (Evaluator.get_metric_mode(name), functools.partial(Evaluator.evaluate, name))
+            for name in names
+        }
     else:
         metrics = {**_CLASSIFICATION, **(_BINARY if task == BINARY else {})}
     default = _DEFAULTS[task]
     return {default: metrics[default], **metrics}
-
-
-@dataclass(frozen=True)
-class _OfValues:
-    name: str
-
-    def __call__(self, y: np.ndarray, scores: np.ndarray) -> float:
-        return float(Evaluator.evaluate(self.name, y, scores))

@@ -179,7 +179,7 @@ class TableObjective:
         remaining = job.deadline - trial.driver_time()
         if remaining < TRIAL_START_S and trial.number > 0:
             trial.study.stop()
-            raise _pruned("There was no time left")
+            raise require("optuna", "automl").TrialPruned("There was no time left")
         config = self.space.config(trial)
         trial.set_user_attr("config", config)
         started = time.perf_counter()
@@ -224,12 +224,6 @@ class TableObjective:
 
 def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
-
-
-def _pruned(reason: str) -> Exception:
-    import optuna
-
-    return optuna.TrialPruned(reason)
 
 
 class TableSearch:
