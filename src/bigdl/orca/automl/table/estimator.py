@@ -12,7 +12,7 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_integer, check_number, check_positive
 from bigdl.common.cpu import usable_cores
-from bigdl.common.errors import UsageError, hide_frames, require
+from bigdl.common.errors import UsageError, check_installed, hide_frames, require
 from bigdl.common.storage import read_bytes, write_bytes
 from bigdl.orca.automl.table.columns import (
     REGRESSION,
@@ -27,7 +27,7 @@ from bigdl.orca.automl.table.columns import (
 from bigdl.orca.automl.table.folds import create_folds
 from bigdl.orca.automl.table.metrics import TableMetric, metrics_of
 from bigdl.orca.automl.table.model import FoldModel
-from bigdl.orca.automl.table.search import EXTRAS, MODELS, TableJob, TableSearch, available_models
+from bigdl.orca.automl.table.search import MODELS, TableJob, TableSearch, available_models
 from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.feeds import names_of
 from bigdl.runtime.shards.columns import quoted
@@ -338,8 +338,7 @@ def _of_content(data: bytes, path: str = "") -> TableEstimator:
             path=path,
         )
     model_class = MODELS[content["model"]]
-    for package in model_class.packages:
-        require(package, EXTRAS.get(package, "xgboost"))
+    check_installed(model_class.extra, *model_class.packages)
     leaderboard = pd.DataFrame(json.loads(content["leaderboard"])["data"])
     return TableEstimator(
         TableFeatures(*content["features"]),

@@ -64,6 +64,8 @@ class FoldModel(ABC):
     name: ClassVar[str]
     #: packages that the model needs
     packages: ClassVar[tuple[str, ...]] = ()
+    #: extra that installs the packages
+    extra: ClassVar[str] = "xgboost"
     #: configurations that are always tried, then a space to draw from
     defaults: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 

@@ -17,6 +17,7 @@ class NetModel(FoldModel):
 
     name = "net"
     packages = ("torch",)
+    extra = "automl"
     defaults = (
         {"units": 128, "layers": 2, "dropout": 0.1, "lr": 2e-3, "weight_decay": 1e-3},
         {"units": 256, "layers": 3, "dropout": 0.3, "lr": 1e-3, "weight_decay": 1e-2},

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.cpu import thread_scope
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, check_installed, require
 from bigdl.common.timeouts import TRIAL_START_S
 from bigdl.orca.automl import hp
 from bigdl.orca.automl.table.columns import MatrixRows
@@ -43,9 +43,6 @@ MODELS: dict[str, type[FoldModel]] = {
 }
 """Models by name, in the order in which they are tried first."""
 
-EXTRAS = {"lightgbm": "lightgbm", "torch": "automl"}
-"""Extra of a model's package, if it is not ``xgboost``."""
-
 _DRAWN = ("xgboost", "lightgbm", "net", "xgboost", "lightgbm", "forest", "net", "linear")
 """Models of the trials after the defaults, which repeat."""
 
@@ -68,8 +65,7 @@ def available_models(names: Sequence[str] | None) -> list[str]:
                 argument="models",
                 allowed=list(MODELS),
             )
-        for package in MODELS[name].packages:
-            require(package, EXTRAS.get(package, "xgboost"))
+        check_installed(MODELS[name].extra, *MODELS[name].packages)
     installed = [
         name
         for name, model in MODELS.items()

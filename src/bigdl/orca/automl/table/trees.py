@@ -188,6 +188,7 @@ class LightGBMModel(FoldModel):
 
     name = "lightgbm"
     packages = ("lightgbm",)
+    extra = "lightgbm"
     defaults = ({"learning_rate": 0.05, "num_leaves": 31},)
 
     def __init__(self, preparation: FittedPreparation, booster: Any, task: str):
