@@ -9,6 +9,7 @@ from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.table.columns import TableFeatures, TableTarget
 from bigdl.orca.automl.table.estimator import TableEstimator
 from bigdl.orca.automl.table.folds import create_folds
+from bigdl.orca.automl.table.model import TrainingSettings
 from bigdl.orca.automl.table.search import TableJob
 from bigdl.orca.automl.table.trees import ForestModel
 
@@ -180,8 +181,8 @@ def test_a_forest_ends_at_its_deadline_with_the_trees_that_it_has():
     target, features = TableTarget.of(rows["spent"], None), TableFeatures.of(rows, FEATURES, [])
     y = target.encode(rows["spent"])
     folds = create_folds(y, 2, 0, is_classification=False)
-    counts = features.category_counts
-    job = TableJob(features.encode(rows), y, folds, target.task, 0, counts, 0, 1, 0.0)
+    settings = TrainingSettings(target.task, 0, features.category_counts, 0, 1)
+    job = TableJob(features.encode(rows), y, folds, settings, 0.0)
     config = dict(ForestModel.defaults[0])
     late = ForestModel.fit(config, job.training_rows(folds[0], 0.0))
     whole = ForestModel.fit(config, job.training_rows(folds[0], float("inf")))

@@ -26,7 +26,7 @@ from bigdl.orca.automl.table.columns import (
 )
 from bigdl.orca.automl.table.folds import create_folds
 from bigdl.orca.automl.table.metrics import TableMetric, metrics_of
-from bigdl.orca.automl.table.model import FoldModel
+from bigdl.orca.automl.table.model import FoldModel, TrainingSettings
 from bigdl.orca.automl.table.search import MODELS, TableJob, TableSearch, available_models
 from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.feeds import names_of
@@ -437,17 +437,10 @@ def fit_table(
     threads = cpus_per_trial or (len(usable_cores()) if backend == "local" else 1)
     reserve = 0 if time_limit is None else min(1.0, 0.05 * time_limit)
     deadline = float("inf") if time_limit is None else started + time_limit - reserve
-    job = TableJob(
-        features.encode(frame),
-        y,
-        table_folds,
-        target.task,
-        len(target.classes),
-        features.category_counts,
-        seed,
-        threads,
-        deadline,
+    settings = TrainingSettings(
+        target.task, len(target.classes), features.category_counts, seed, threads
     )
+    job = TableJob(features.encode(frame), y, table_folds, settings, deadline)
     search = TableSearch(job, chosen_metric, chosen, n_trials)
     search.run(backend, concurrency, say)
     best_model, best = search.best()

@@ -17,6 +17,27 @@ _LINEAR_CATEGORIES = 32  # one column for each of the most frequent categories
 
 
 @dataclass
+class TrainingSettings:
+    """Settings that all models of a search share.
+
+    Attributes
+    ----------
+    task : {"binary", "multiclass", "regression"}
+    classes : int
+        Number of classes; 0 for a regression.
+    counts : list of int
+        Number of categories of each category column of the table.
+    seed, threads : int
+    """
+
+    task: str
+    classes: int
+    counts: list[int]
+    seed: int
+    threads: int
+
+
+@dataclass
 class TrainingRows:
     """Rows and settings of the training of one model.
 
@@ -26,12 +47,7 @@ class TrainingRows:
         Training rows, and class indices or values.
     held_out, held_out_y : MatrixRows and ndarray
         Rows that decide when training stops; they are not those on which the model is scored.
-    task : {"binary", "multiclass", "regression"}
-    classes : int
-        Number of classes; 0 for a regression.
-    counts : list of int
-        Number of categories of each category column of the table.
-    seed, threads : int
+    settings : TrainingSettings
     deadline : float
         Time (``time.time()``) at which training stops with what it has learned.
     """
@@ -40,11 +56,7 @@ class TrainingRows:
     y: np.ndarray
     held_out: MatrixRows
     held_out_y: np.ndarray
-    task: str
-    classes: int
-    counts: list[int]
-    seed: int
-    threads: int
+    settings: TrainingSettings
     deadline: float
 
     @property
@@ -104,9 +116,9 @@ class ConstantModel(FoldModel):
     @classmethod
     def fit(cls, config, data):
         y = np.concatenate([data.y, data.held_out_y])
-        if data.task == REGRESSION:
+        if data.settings.task == REGRESSION:
             return cls(np.array([y.mean()]))
-        return cls(np.bincount(y, minlength=data.classes) / len(y))
+        return cls(np.bincount(y, minlength=data.settings.classes) / len(y))
 
     def scores(self, rows):
         value = self._value
@@ -138,14 +150,14 @@ class LinearModel(FoldModel):
     def fit(cls, config, data):
         from sklearn.linear_model import LogisticRegression, Ridge
 
-        preparation = FittedPreparation.fit(data.rows, data.counts)
+        preparation = FittedPreparation.fit(data.rows, data.settings.counts)
         x, y = _design(preparation, data.rows), data.y
-        if data.task == REGRESSION:
+        if data.settings.task == REGRESSION:
             ridge = Ridge(alpha=config["strength"]).fit(x, y)
             return cls(preparation, ridge.coef_.reshape(-1, 1), np.atleast_1d(ridge.intercept_))
         known = np.unique(y)
-        weights = np.zeros((x.shape[1], data.classes))
-        bias = np.full(data.classes, -1e3)  # of classes that the training rows lack
+        weights = np.zeros((x.shape[1], data.settings.classes))
+        bias = np.full(data.settings.classes, -1e3)  # of classes that the training rows lack
         bias[known] = 0
         if len(known) > 1:
             model = LogisticRegression(C=1 / config["strength"], max_iter=300)

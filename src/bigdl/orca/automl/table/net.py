@@ -41,13 +41,13 @@ class NetModel(FoldModel):
     def fit(cls, config, data):
         from bigdl.orca.automl.table.network import train_network
 
-        preparation = FittedPreparation.fit(data.rows, data.counts)
+        preparation = FittedPreparation.fit(data.rows, data.settings.counts)
         shape = {
             "numbers": 2 * data.rows.numbers.shape[1],
             "categories": preparation.widths,  # in addition to missing and unknown ones
-            "outputs": max(1, data.classes),
-            "center": float(data.y.mean()) if data.task == REGRESSION else 0.0,
-            "scale": float(data.y.std() or 1.0) if data.task == REGRESSION else 1.0,
+            "outputs": max(1, data.settings.classes),
+            "center": float(data.y.mean()) if data.settings.task == REGRESSION else 0.0,
+            "scale": float(data.y.std() or 1.0) if data.settings.task == REGRESSION else 1.0,
             **{name: config[name] for name in ("units", "layers", "dropout")},
         }
         train = _inputs(preparation, data.rows), data.y

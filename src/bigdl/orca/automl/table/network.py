@@ -79,7 +79,7 @@ def train_network(
     data : TrainingRows
         Settings.
     """
-    is_regression = data.task == REGRESSION
+    is_regression = data.settings.task == REGRESSION
 
     def rows_of(inputs: Inputs, y: np.ndarray) -> TrialRows:
         scaled = (y - shape["center"]) / shape["scale"]
@@ -92,7 +92,12 @@ def train_network(
         "MSELoss" if is_regression else "CrossEntropyLoss",
     )
     job = TrialJob(
-        builder, rows_of(*train), rows_of(*held_out), SearchGoal([metric]), _EPOCHS, data.seed
+        builder,
+        rows_of(*train),
+        rows_of(*held_out),
+        SearchGoal([metric]),
+        _EPOCHS,
+        data.settings.seed,
     )
     batch_size = int(np.clip(2 ** round(np.log2(max(1, len(data.y) / _BATCHES))), 32, 256))
     weights, without_improvement = b"", 0

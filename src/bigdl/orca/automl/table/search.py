@@ -20,7 +20,13 @@ from bigdl.orca.automl import hp
 from bigdl.orca.automl.table.columns import MatrixRows
 from bigdl.orca.automl.table.folds import TableFold
 from bigdl.orca.automl.table.metrics import TableMetric
-from bigdl.orca.automl.table.model import ConstantModel, FoldModel, LinearModel, TrainingRows
+from bigdl.orca.automl.table.model import (
+    ConstantModel,
+    FoldModel,
+    LinearModel,
+    TrainingRows,
+    TrainingSettings,
+)
 from bigdl.orca.automl.table.net import NetModel
 from bigdl.orca.automl.table.trees import BoostedTrees, ForestModel, LightGBMModel
 from bigdl.training.state import dumps, loads
@@ -84,11 +90,7 @@ class TableJob:
     y : ndarray
         Class indices, or values.
     folds : list of TableFold
-    task : str
-    classes : int
-    counts : list of int
-        Number of categories of each category column.
-    seed, threads : int
+    settings : TrainingSettings
     deadline : float
         Time of the driver's clock at which training ends; infinite without a time limit.
     """
@@ -96,11 +98,7 @@ class TableJob:
     rows: MatrixRows
     y: np.ndarray
     folds: list[TableFold]
-    task: str
-    classes: int
-    counts: list[int]
-    seed: int
-    threads: int
+    settings: TrainingSettings
     deadline: float
 
     def training_rows(self, fold: TableFold, deadline: float) -> TrainingRows:
@@ -110,11 +108,7 @@ class TableJob:
             self.y[fold.train],
             self.rows.take(fold.held_out),
             self.y[fold.held_out],
-            self.task,
-            self.classes,
-            self.counts,
-            self.seed,
-            self.threads,
+            self.settings,
             deadline,
         )
 
@@ -180,7 +174,7 @@ class TableObjective:
         trial.set_user_attr("config", config)
         started = time.perf_counter()
         try:
-            with thread_scope(job.threads):
+            with thread_scope(job.settings.threads):
                 models, scores, is_late = self._train(job, dict(config), remaining)
         except Exception:
             trial.set_user_attr("error", traceback.format_exc())
@@ -255,7 +249,7 @@ class TableSearch:
 
     def _plan(self, count: int) -> int:
         for number in range(count):
-            parameters = self._space.parameters(self._job.seed, number)
+            parameters = self._space.parameters(self._job.settings.seed, number)
             if parameters is None:
                 return number
             self.study.enqueue_trial(parameters)
@@ -274,7 +268,7 @@ class TableSearch:
                 self._count,
                 backend=backend,
                 concurrency=concurrency,
-                cores_per_trial=self._job.threads,
+                cores_per_trial=self._job.settings.threads,
                 timeout=timeout,
                 catch=(Exception,),
                 callbacks=[functools.partial(self._end, on_trial)],

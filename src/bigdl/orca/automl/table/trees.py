@@ -8,7 +8,7 @@ import numpy as np
 
 from bigdl.orca.automl import hp
 from bigdl.orca.automl.table.columns import BINARY, REGRESSION, MatrixRows
-from bigdl.orca.automl.table.model import FoldModel, TrainingRows, softmax
+from bigdl.orca.automl.table.model import FoldModel, TrainingSettings, softmax
 from bigdl.orca.automl.table.preparation import FittedPreparation
 
 if TYPE_CHECKING:
@@ -49,14 +49,15 @@ class BoostedTrees(FoldModel):
             def after_iteration(self, model, epoch, evals_log):
                 return data.is_late
 
-        preparation = FittedPreparation.fit(data.rows, data.counts)
-        train = _tree_matrix(preparation, data.rows, data.y, data.threads)
-        held_out = _tree_matrix(preparation, data.held_out, data.held_out_y, data.threads)
+        settings = data.settings
+        preparation = FittedPreparation.fit(data.rows, settings.counts)
+        train = _tree_matrix(preparation, data.rows, data.y, settings.threads)
+        held_out = _tree_matrix(preparation, data.held_out, data.held_out_y, settings.threads)
         stopping = xgboost.callback.EarlyStopping(
-            rounds=_PATIENCE, save_best=True, min_delta=_least(data)
+            rounds=_PATIENCE, save_best=True, min_delta=_least(settings)
         )
         booster = xgboost.train(
-            {**_objective(data), "nthread": data.threads, "seed": data.seed, **config},
+            {**_objective(settings), "nthread": settings.threads, "seed": settings.seed, **config},
             train,
             num_boost_round=_MOST_ROUNDS,
             evals=[(held_out, "held_out")],
@@ -64,7 +65,7 @@ class BoostedTrees(FoldModel):
             callbacks=[stopping, AtDeadline()],
             verbose_eval=False,
         )
-        return cls(preparation, booster, data.task)
+        return cls(preparation, booster, settings.task)
 
     def scores(self, rows):
         matrix = _tree_matrix(self._preparation, rows)
@@ -114,16 +115,17 @@ class ForestModel(FoldModel):
     def fit(cls, config, data):
         import xgboost
 
-        preparation = FittedPreparation.fit(data.rows, data.counts)
-        train = _tree_matrix(preparation, data.rows, data.y, data.threads)
-        settings = {**_objective(data), "nthread": data.threads, **config}
+        settings = data.settings
+        preparation = FittedPreparation.fit(data.rows, settings.counts)
+        train = _tree_matrix(preparation, data.rows, data.y, settings.threads)
+        parameters = {**_objective(settings), "nthread": settings.threads, **config}
         remaining, boosters = config["num_parallel_tree"], []
         while remaining > 0 and not (boosters and data.is_late):
             trees = min(_FOREST_PART, remaining)
-            part = {"num_parallel_tree": trees, "seed": data.seed + len(boosters)}
-            boosters.append(xgboost.train({**settings, **part}, train, num_boost_round=1))
+            part = {"num_parallel_tree": trees, "seed": settings.seed + len(boosters)}
+            boosters.append(xgboost.train({**parameters, **part}, train, num_boost_round=1))
             remaining -= trees
-        return cls(preparation, boosters, data.task)
+        return cls(preparation, boosters, settings.task)
 
     def scores(self, rows):
         matrix = _tree_matrix(self._preparation, rows)
@@ -155,17 +157,17 @@ def _read_booster(data: np.ndarray) -> xgboost.Booster:
     return booster
 
 
-def _least(data: TrainingRows) -> float:
+def _least(settings: TrainingSettings) -> float:
     """Return the smallest improvement of the loss that counts."""
-    return 0.0 if data.task == REGRESSION else 1e-5
+    return 0.0 if settings.task == REGRESSION else 1e-5
 
 
-def _objective(data: TrainingRows) -> dict[str, Any]:
-    if data.task == REGRESSION:
+def _objective(settings: TrainingSettings) -> dict[str, Any]:
+    if settings.task == REGRESSION:
         return {"objective": "reg:squarederror"}
-    if data.task == BINARY:
+    if settings.task == BINARY:
         return {"objective": "binary:logistic", "eval_metric": "logloss"}
-    return {"objective": "multi:softprob", "num_class": data.classes, "eval_metric": "mlogloss"}
+    return {"objective": "multi:softprob", "num_class": settings.classes, "eval_metric": "mlogloss"}
 
 
 def _tree_matrix(
@@ -213,15 +215,16 @@ class LightGBMModel(FoldModel):
             if data.is_late:
                 raise lightgbm.callback.EarlyStopException(state.iteration, [])
 
-        preparation = FittedPreparation.fit(data.rows, data.counts)
-        numbers, width = data.rows.numbers.shape[1], len(data.counts)
+        settings = data.settings
+        preparation = FittedPreparation.fit(data.rows, settings.counts)
+        numbers, width = data.rows.numbers.shape[1], len(settings.counts)
         parameters = {
-            **_lightgbm_objective(data),
+            **_lightgbm_objective(settings),
             "bagging_freq": 1,
             "deterministic": True,
             "force_row_wise": True,
-            "num_threads": data.threads,
-            "seed": data.seed,
+            "num_threads": settings.threads,
+            "seed": settings.seed,
             "verbosity": -1,
             **{k: int(v) if k in _INTEGERS else v for k, v in config.items()},
         }
@@ -234,7 +237,7 @@ class LightGBMModel(FoldModel):
         held_out = lightgbm.Dataset(
             preparation.tree_matrix(data.held_out), data.held_out_y, reference=train
         )
-        stopping = lightgbm.early_stopping(_PATIENCE, verbose=False, min_delta=_least(data))
+        stopping = lightgbm.early_stopping(_PATIENCE, verbose=False, min_delta=_least(settings))
         booster = lightgbm.train(
             parameters,
             train,
@@ -242,7 +245,7 @@ class LightGBMModel(FoldModel):
             valid_sets=[held_out],
             callbacks=[stopping, stop_at_deadline],
         )
-        return cls(preparation, booster, data.task)
+        return cls(preparation, booster, settings.task)
 
     def scores(self, rows):
         scores = self._booster.predict(self._preparation.tree_matrix(rows))
@@ -260,9 +263,9 @@ class LightGBMModel(FoldModel):
         return cls(FittedPreparation(**state["preparation"]), booster, state["task"])
 
 
-def _lightgbm_objective(data: TrainingRows) -> dict[str, Any]:
-    if data.task == REGRESSION:
+def _lightgbm_objective(settings: TrainingSettings) -> dict[str, Any]:
+    if settings.task == REGRESSION:
         return {"objective": "regression"}
-    if data.task == BINARY:
+    if settings.task == BINARY:
         return {"objective": "binary"}
-    return {"objective": "multiclass", "num_class": data.classes}
+    return {"objective": "multiclass", "num_class": settings.classes}
