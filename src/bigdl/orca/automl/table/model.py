@@ -1,10 +1,10 @@
-"""Interface of a table's models; the constant and the linear model."""
+"""Base classes of a table's models; the constant and the linear model."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -132,15 +132,31 @@ class ConstantModel(FoldModel):
         return cls(state["value"])
 
 
-class LinearModel(FoldModel):
+@dataclass
+class PreparedModel(FoldModel):
+    """Base class of models of prepared rows, whose fields are their state."""
+
+    preparation: FittedPreparation
+
+    def state(self):
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**values, "preparation": self.preparation.state()}
+
+    @classmethod
+    def of_state(cls, state):
+        return cls(**{**state, "preparation": FittedPreparation(**state["preparation"])})
+
+
+@dataclass
+class LinearModel(PreparedModel):
     """Logistic or ridge regression of scikit-learn on scaled numbers and indicator columns."""
 
     name = "linear"
     packages = ("sklearn",)
     defaults = ({"strength": 1.0},)
 
-    def __init__(self, preparation: FittedPreparation, weights: np.ndarray, bias: np.ndarray):
-        self._preparation, self._weights, self._bias = preparation, weights, bias
+    weights: np.ndarray
+    bias: np.ndarray
 
     @classmethod
     def space(cls):
@@ -167,16 +183,8 @@ class LinearModel(FoldModel):
         return cls(preparation, weights, bias)
 
     def scores(self, rows):
-        values = _design(self._preparation, rows) @ self._weights + self._bias
+        values = _design(self.preparation, rows) @ self.weights + self.bias
         return values[:, 0] if values.shape[1] == 1 else softmax(values)
-
-    def state(self):
-        preparation = self._preparation.state()
-        return {"preparation": preparation, "weights": self._weights, "bias": self._bias}
-
-    @classmethod
-    def of_state(cls, state):
-        return cls(FittedPreparation(**state["preparation"]), state["weights"], state["bias"])
 
 
 def _design(preparation: FittedPreparation, rows: MatrixRows) -> np.ndarray:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.orca.automl import hp
 from bigdl.orca.automl.table.columns import REGRESSION, MatrixRows
-from bigdl.orca.automl.table.model import FoldModel, softmax
+from bigdl.orca.automl.table.model import PreparedModel, softmax
 from bigdl.orca.automl.table.preparation import FittedPreparation
 
+if TYPE_CHECKING:
+    from bigdl.orca.automl.table.network import TableNetwork
 
-class NetModel(FoldModel):
+
+@dataclass
+class NetModel(PreparedModel):
     """Multilayer perceptron of PyTorch, with embeddings of categories, trained by the Estimator."""
 
     name = "net"
@@ -23,9 +29,8 @@ class NetModel(FoldModel):
         {"units": 256, "layers": 3, "dropout": 0.3, "lr": 1e-3, "weight_decay": 1e-2},
     )
 
-    def __init__(self, preparation: FittedPreparation, shape: dict[str, Any], weights: dict):
-        self._preparation, self._shape, self._weights = preparation, shape, weights
-        self._net: Any = None
+    shape: dict[str, Any]
+    weights: dict[str, Any]
 
     @classmethod
     def space(cls):
@@ -56,23 +61,20 @@ class NetModel(FoldModel):
         return cls(preparation, shape, weights)
 
     def scores(self, rows):
-        from bigdl.orca.automl.table.network import TableNetwork, outputs_of
+        from bigdl.orca.automl.table.network import outputs_of
 
-        if self._net is None:
-            self._net = TableNetwork(self._shape).eval()
-            self._net.load_state_dict(self._weights)
-        outputs = outputs_of(self._net, _inputs(self._preparation, rows))
-        if self._shape["outputs"] > 1:
+        outputs = outputs_of(self._network, _inputs(self.preparation, rows))
+        if self.shape["outputs"] > 1:
             return softmax(outputs)
-        return outputs * self._shape["scale"] + self._shape["center"]
+        return outputs * self.shape["scale"] + self.shape["center"]
 
-    def state(self):
-        preparation = self._preparation.state()
-        return {"preparation": preparation, "shape": self._shape, "weights": self._weights}
+    @functools.cached_property
+    def _network(self) -> TableNetwork:
+        from bigdl.orca.automl.table.network import TableNetwork
 
-    @classmethod
-    def of_state(cls, state):
-        return cls(FittedPreparation(**state["preparation"]), state["shape"], state["weights"])
+        network = TableNetwork(self.shape).eval()
+        network.load_state_dict(self.weights)
+        return network
 
 
 def _inputs(preparation: FittedPreparation, rows: MatrixRows) -> dict[str, np.ndarray]:

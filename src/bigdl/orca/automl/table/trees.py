@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.orca.automl import hp
 from bigdl.orca.automl.table.columns import BINARY, REGRESSION, MatrixRows
-from bigdl.orca.automl.table.model import FoldModel, TrainingSettings, softmax
+from bigdl.orca.automl.table.model import PreparedModel, TrainingSettings, softmax
 from bigdl.orca.automl.table.preparation import FittedPreparation
 
 if TYPE_CHECKING:
@@ -20,15 +21,16 @@ _FOREST_PART = 25  # trees between two checks of the deadline
 _INTEGERS = ("num_leaves", "min_data_in_leaf")  # of LightGBM
 
 
-class BoostedTrees(FoldModel):
+@dataclass
+class BoostedTrees(PreparedModel):
     """Boosted trees of XGBoost; categories are split as sets."""
 
     name = "xgboost"
     packages = ("xgboost",)
     defaults = ({"learning_rate": 0.08, "max_depth": 6},)
 
-    def __init__(self, preparation: FittedPreparation, booster: Any, task: str):
-        self._preparation, self._booster, self._task = preparation, booster, task
+    booster: Any
+    task: str
 
     @classmethod
     def space(cls):
@@ -68,21 +70,20 @@ class BoostedTrees(FoldModel):
         return cls(preparation, booster, settings.task)
 
     def scores(self, rows):
-        matrix = _tree_matrix(self._preparation, rows)
-        scores = self._booster.predict(matrix).astype(np.float64)
-        return np.stack([1 - scores, scores], axis=1) if self._task == BINARY else scores
+        matrix = _tree_matrix(self.preparation, rows)
+        scores = self.booster.predict(matrix).astype(np.float64)
+        return np.stack([1 - scores, scores], axis=1) if self.task == BINARY else scores
 
     def state(self):
-        booster, preparation = _booster_bytes(self._booster), self._preparation.state()
-        return {"preparation": preparation, "booster": booster, "task": self._task}
+        return {**super().state(), "booster": _booster_bytes(self.booster)}
 
     @classmethod
     def of_state(cls, state):
-        booster = _read_booster(state["booster"])
-        return cls(FittedPreparation(**state["preparation"]), booster, state["task"])
+        return super().of_state({**state, "booster": _read_booster(state["booster"])})
 
 
-class ForestModel(FoldModel):
+@dataclass
+class ForestModel(PreparedModel):
     """Random forest of XGBoost, grown in parts; its margin is the mean of their margins."""
 
     name = "forest"
@@ -99,6 +100,9 @@ class ForestModel(FoldModel):
         },
     )
 
+    boosters: list[Any]
+    task: str
+
     @classmethod
     def space(cls):
         return {
@@ -107,9 +111,6 @@ class ForestModel(FoldModel):
             "min_child_weight": hp.loguniform(0.3, 10),
             "colsample_bynode": hp.uniform(0.2, 0.9),
         }
-
-    def __init__(self, preparation: FittedPreparation, boosters: list[Any], task: str):
-        self._preparation, self._boosters, self._task = preparation, boosters, task
 
     @classmethod
     def fit(cls, config, data):
@@ -128,21 +129,19 @@ class ForestModel(FoldModel):
         return cls(preparation, boosters, settings.task)
 
     def scores(self, rows):
-        matrix = _tree_matrix(self._preparation, rows)
-        parts = [each.predict(matrix, output_margin=True) for each in self._boosters]
+        matrix = _tree_matrix(self.preparation, rows)
+        parts = [each.predict(matrix, output_margin=True) for each in self.boosters]
         margins = np.mean(parts, axis=0, dtype=np.float64)
-        if self._task == BINARY:
+        if self.task == BINARY:
             margins = np.stack([np.zeros_like(margins), margins], axis=1)
-        return margins if self._task == REGRESSION else softmax(margins)
+        return margins if self.task == REGRESSION else softmax(margins)
 
     def state(self):
-        boosters, preparation = map(_booster_bytes, self._boosters), self._preparation.state()
-        return {"preparation": preparation, "boosters": list(boosters), "task": self._task}
+        return {**super().state(), "boosters": list(map(_booster_bytes, self.boosters))}
 
     @classmethod
     def of_state(cls, state):
-        boosters = [_read_booster(each) for each in state["boosters"]]
-        return cls(FittedPreparation(**state["preparation"]), boosters, state["task"])
+        return super().of_state({**state, "boosters": list(map(_read_booster, state["boosters"]))})
 
 
 def _booster_bytes(booster: xgboost.Booster) -> np.ndarray:
@@ -185,7 +184,8 @@ def _tree_matrix(
     )
 
 
-class LightGBMModel(FoldModel):
+@dataclass
+class LightGBMModel(PreparedModel):
     """Boosted trees of LightGBM."""
 
     name = "lightgbm"
@@ -193,8 +193,8 @@ class LightGBMModel(FoldModel):
     extra = "lightgbm"
     defaults = ({"learning_rate": 0.05, "num_leaves": 31},)
 
-    def __init__(self, preparation: FittedPreparation, booster: Any, task: str):
-        self._preparation, self._booster, self._task = preparation, booster, task
+    booster: Any
+    task: str
 
     @classmethod
     def space(cls):
@@ -248,19 +248,21 @@ class LightGBMModel(FoldModel):
         return cls(preparation, booster, settings.task)
 
     def scores(self, rows):
-        scores = self._booster.predict(self._preparation.tree_matrix(rows))
-        return np.stack([1 - scores, scores], axis=1) if self._task == BINARY else scores
+        scores = self.booster.predict(self.preparation.tree_matrix(rows))
+        return np.stack([1 - scores, scores], axis=1) if self.task == BINARY else scores
 
     def state(self):
-        text = self._booster.model_to_string()
-        return {"preparation": self._preparation.state(), "text": text, "task": self._task}
+        state = super().state()
+        state["text"] = state.pop("booster").model_to_string()
+        return state
 
     @classmethod
     def of_state(cls, state):
         import lightgbm
 
-        booster = lightgbm.Booster(model_str=state["text"])
-        return cls(FittedPreparation(**state["preparation"]), booster, state["task"])
+        values = dict(state)
+        values["booster"] = lightgbm.Booster(model_str=values.pop("text"))
+        return super().of_state(values)
 
 
 def _lightgbm_objective(settings: TrainingSettings) -> dict[str, Any]:
