@@ -63,7 +63,7 @@ def create_folds(
     UsageError
         If there are too few rows, groups or times.
     """
-    for name, of in (("rows", np.arange(len(y))), ("groups", groups), ("times", times)):
+    for name, of in (("rows", None), ("groups", groups), ("times", times)):
         amount = len(y) if of is None else len(np.unique(of))
         if amount <= count:
             raise UsageError(
@@ -74,31 +74,22 @@ def create_folds(
     if times is not None:
         return _folds_by_time(times, count)
     folds = []
+    unit = "rows" if groups is None else "groups"
     for number, (train, test) in enumerate(_divisions(y, count, seed, is_classification, groups)):
-        _check_division(train if groups is None else groups[train], test, count, groups is None)
-        inner = _divisions(
-            y[train],
-            _HELD_OUT_PARTS if groups is None else min(_HELD_OUT_PARTS, len(set(groups[train]))),
-            seed + 1 + number,
-            is_classification,
-            None if groups is None else groups[train],
-        )
+        train_groups = None if groups is None else groups[train]
+        amount = len(train) if train_groups is None else len(np.unique(train_groups))
+        if amount < 2 or not len(test):
+            raise UsageError(
+                f"A fold of {count} would have {amount} training {unit} and {len(test)} test rows, "
+                f"too few to train and score a model; pass more {unit} or another number of folds",
+                code="argument-value",
+                argument="folds",
+            )
+        parts = min(_HELD_OUT_PARTS, amount)
+        inner = _divisions(y[train], parts, seed + 1 + number, is_classification, train_groups)
         kept, held_out = inner[0]
         folds.append(TableFold(train[kept], train[held_out], test))
     return folds
-
-
-def _check_division(units: np.ndarray, test: np.ndarray, count: int, are_rows: bool) -> None:
-    """Raise a UsageError if the training side of a fold cannot be divided, or a side is empty."""
-    amount = len(np.unique(units))
-    if amount < 2 or not len(test):
-        name = "rows" if are_rows else "groups"
-        raise UsageError(
-            f"A fold of {count} would have {amount} training {name} and {len(test)} test rows, "
-            f"too few to train and score a model; pass more {name} or another number of folds",
-            code="argument-value",
-            argument="folds",
-        )
 
 
 def _divisions(
@@ -106,7 +97,6 @@ def _divisions(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     from sklearn import model_selection
 
-    count = min(count, len(y))
     if is_classification and np.bincount(y).max() >= count:
         name = "StratifiedKFold" if groups is None else "StratifiedGroupKFold"
     else:
@@ -125,7 +115,6 @@ def _folds_by_time(times: np.ndarray, count: int) -> list[TableFold]:
     """
     order = np.argsort(times, kind="stable")
     values = times[order]
-
     starts = np.unique(values, return_index=True)[1]
     parts = np.arange(1, count + 1)
     cuts = np.searchsorted(values, values[len(order) * parts // (count + 1)])
