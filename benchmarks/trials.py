@@ -1,13 +1,18 @@
 """Overhead of a trial: ours on Spark, Ray and local processes, against other ways to run a study.
 
     python benchmarks/trials.py [--trials 100] [--seconds 0.05] [--rounds 3] [--slots 2]
-        [--pruning] [--parties spark local ...] [--json results.json]
+        [--pruning] [--parties ours-spark threads ...] [--json results.json]
+    python benchmarks/trials.py --budget 3 [--seeds 10] [--parties ours-spark job-per-trial ...]
 
 All parties run the same number of trials, two at a time, on this machine. A trial suggests three
 parameters with TPE and sleeps, so the machine's speed hardly matters; with ``--pruning`` it sleeps
 in ten steps, reports after each and asks a median pruner. Parties take turns in each round, and
 each has run two trials before, so processes and imports are not measured. ``overhead`` is
 (seconds - trials x sleep / slots) / trials, in milliseconds; with pruning only ``seconds`` count.
+
+With ``--slots 1 --pruning --parties ours-spark serial``, each party must prune the trials of
+``serial``. With ``--budget``, each party searches for as many seconds, with each seed; printed is
+the number of trials, the best value, and how often it is not worse than that of the first party.
 
 Peers: ``threads`` is ``study.optimize(n_jobs=)``; ``joblib`` asks and tells in the driver and runs
 each batch of trials with joblib's processes, and ``joblib-spark`` on Spark (``pip install
@@ -30,9 +35,9 @@ from bigdl.tuning import optimize
 STEPS = 10
 
 
-def create_study(pruning):
+def create_study(pruning, seed=1):
     pruner = optuna.pruners.MedianPruner(5) if pruning else optuna.pruners.NopPruner()
-    return optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1), pruner=pruner)
+    return optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed), pruner=pruner)
 
 
 def loss(x, rate, units):
@@ -69,8 +74,19 @@ def sleep_and_compute(params, seconds):
     return loss(**params)
 
 
-def threads(study, objective, trials, slots):
-    study.optimize(objective, trials, n_jobs=slots)
+class StopAt:
+    """Callback that starts no trial after a time of ``time.time()``."""
+
+    def __init__(self, deadline):
+        self.deadline = deadline
+
+    def __call__(self, study, trial):
+        if time.time() > self.deadline:
+            study.stop()
+
+
+def threads(study, objective, trials, slots, **options):
+    study.optimize(objective, trials, n_jobs=slots, **options)
 
 
 def serial(study, objective, trials, slots):
@@ -99,13 +115,15 @@ def with_joblib(study, objective, trials, slots):
                 study.tell(trial, value)
 
 
-def job_per_trial(study, objective, trials, slots):
+def job_per_trial(study, objective, trials, slots, callbacks=()):
     from bigdl.orca import OrcaContext
 
     sc = OrcaContext.get_spark_context()
     seconds = objective.seconds
 
     def run(_):
+        if any(time.time() > each.deadline for each in callbacks):
+            return
         trial = study.ask()
         params = suggested(trial)
         job = sc.parallelize([params], 1).map(lambda each: sleep_and_compute(each, seconds))
@@ -141,8 +159,8 @@ def ray_tune(study, objective, trials, slots):
 
 
 def ours(backend):
-    def run(study, objective, trials, slots):
-        optimize(study, objective, trials, backend=backend, concurrency=slots)
+    def run(study, objective, trials, slots, **options):
+        optimize(study, objective, trials, backend=backend, concurrency=slots, **options)
 
     return run
 
@@ -172,6 +190,35 @@ def start(parties, slots):
         init_orca_context("local", cores=slots, memory="2g")
 
 
+TAKE_CALLBACKS = ("ours-spark", "ours-local", "ours-ray", "threads", "job-per-trial")
+
+
+def compare_budgets(parties, budget, seeds, seconds, slots):
+    """Print the best values after the same time, with each seed."""
+    best, counts = ({party: [] for party in parties} for _ in range(2))
+    for seed in range(seeds):
+        for party in parties if seed % 2 == 0 else reversed(parties):
+            study = create_study(False, seed)
+            stop = StopAt(time.time() + budget)
+            PARTIES[party](study, Objective(seconds, False), 100_000, slots, callbacks=[stop])
+            in_time = [
+                trial.value
+                for trial in study.trials
+                if trial.value is not None and trial.datetime_complete.timestamp() <= stop.deadline
+            ]
+            best[party].append(min(in_time))
+            counts[party].append(len(in_time))
+    print(f"{budget:g} s of trials of {seconds:g} s, {slots} at a time, {seeds} seeds")
+    print(f"{'party':14} {'trials':>8} {'best, median':>14} {'range':>20} {'not worse':>10}")
+    reference = best[parties[0]]
+    for party in parties:
+        values = best[party]
+        spread = f"{min(values):.5f}-{max(values):.5f}"
+        wins = sum(value <= other for value, other in zip(values, reference, strict=True))
+        trials, median = statistics.median(counts[party]), statistics.median(values)
+        print(f"{party:14} {trials:8g} {median:14.5f} {spread:>20} {wins:>7}/{seeds}")
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -181,6 +228,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--pruning", action="store_true")
+    parser.add_argument("--budget", type=float, help="seconds of each search")
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--parties", nargs="+", choices=PARTIES)
     parser.add_argument("--json")
     arguments = parser.parse_args()
@@ -188,11 +237,16 @@ def main():
     parties = arguments.parties or [party for party in PARTIES if party != "serial"]
     if arguments.pruning:
         parties = [party for party in parties if party not in CANNOT_PRUNE]
+    if arguments.budget is not None:
+        parties = [party for party in parties if party in TAKE_CALLBACKS]
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     start(parties, slots)
     objective = Objective(seconds, arguments.pruning)
     for party in parties:
         PARTIES[party](create_study(False), Objective(0.2, False), 2, slots)
+    if arguments.budget is not None:
+        compare_budgets(parties, arguments.budget, arguments.seeds, seconds, slots)
+        return
     walls, best, pruned = ({party: [] for party in parties} for _ in range(3))
     for _ in range(arguments.rounds):
         for party in parties:
@@ -202,7 +256,7 @@ def main():
             walls[party].append(time.perf_counter() - begin)
             if study.trials:
                 best[party].append(study.best_value)
-                pruned[party].append(sum(t.state.name == "PRUNED" for t in study.trials))
+                pruned[party].append({t.number for t in study.trials if t.state.name == "PRUNED"})
     print(f"{trials} trials of {seconds:g} s, {slots} at a time")
     print(f"{'party':14} {'seconds':>8} {'range':>15} {'overhead ms':>12} {'pruned':>7}")
     results = {}
@@ -211,9 +265,11 @@ def main():
         lanes = 1 if party == "serial" else slots
         overhead = (wall - trials * seconds / lanes) / trials * 1000
         spread = f"{min(walls[party]):.2f}-{max(walls[party]):.2f}"
-        stopped = statistics.median(pruned[party]) if pruned[party] else 0
+        stopped = statistics.median(map(len, pruned[party])) if pruned[party] else 0
         shown = "" if arguments.pruning else f"{overhead:.1f}"
         print(f"{party:14} {wall:8.2f} {spread:>15} {shown:>12} {stopped:7g}")
+        if slots == 1 and "serial" in parties and pruned[party] != pruned["serial"]:
+            raise SystemExit(f"{party} pruned other trials than serial Optuna")
         results[party] = {"seconds": walls[party], "overhead_ms": overhead, "best": best[party]}
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:

@@ -52,3 +52,10 @@ def test_no_step_is_lost_before_a_decommissioned_executor_goes(yarn, tmp_path, w
     first, second = facts["starts"]
     assert (first, second) == (0, facts["told at"])
     assert 8 <= second < faults.STEPS
+
+
+def test_executors_come_for_a_search_and_go_after_it(yarn, tmp_path):
+    facts = run(yarn, "searching", tmp_path, "shuffle tracking")
+    assert (facts["before"], facts["grown to"], facts["idle"], facts["idle again"]) == (0, 2, 0, 0)
+    assert facts["joint"] == [3, 3, 3]
+    assert facts["states"] == ["COMPLETE"]

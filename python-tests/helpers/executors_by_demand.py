@@ -6,6 +6,7 @@ as JSON.
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -65,7 +66,8 @@ def on_standalone(story):
 
 def on_a_cluster(story, arguments):
     """Run a story where ``init_orca_context`` leads."""
-    arguments = {**arguments, "conf": {**CONF, **arguments.get("conf", {})}}
+    if arguments["cluster_mode"] != "spark-connect":  # whose server has the settings
+        arguments = {**arguments, "conf": {**CONF, **arguments.get("conf", {})}}
     init_orca_context(**arguments)
     try:
         return story(OrcaContext.get_spark_session())
@@ -111,7 +113,40 @@ def decommissioned(spark):
     return {"expected": expected, "found": found, **told}
 
 
+def searching(spark):
+    """A search from no executor to two and to none, and one of trials on two workers each."""
+    import optuna
+
+    from bigdl.tuning import SparkStudy
+
+    def objective(trial):
+        trial.set_user_attr("executor", os.getppid())
+        time.sleep(0.3)
+        return trial.suggest_float("x", 0, 1)
+
+    def until_two(study, trial):
+        if len(seen(study)) == 2:
+            study.stop()
+
+    def seen(study):
+        return {t.user_attrs["executor"] for t in study.trials if "executor" in t.user_attrs}
+
+    def of_two(trial):
+        return sum(trial.all_gather(trial.rank + 1)) + trial.suggest_float("x", 0, 0.5)
+
+    counts = (lambda: 0) if "connect" in type(spark).__module__ else await_idle
+    facts = {"before": counts()}
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    SparkStudy(study).optimize(objective, n_trials=1000, callbacks=[until_two])
+    facts |= {"grown to": len(seen(study)), "idle": counts()}
+    joint = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    SparkStudy(joint).optimize(of_two, n_trials=3, workers_per_trial=2)
+    facts |= {"joint": [int(t.value) for t in joint.trials], "idle again": counts()}
+    return {**facts, "states": sorted({t.state.name for t in study.trials})}
+
+
 if __name__ == "__main__":
     FOLDER, ARGUMENTS = Path(sys.argv[2]), json.loads(sys.argv[3])
-    TOLD = {"growing": growing, "decommissioned": decommissioned}[sys.argv[1]]
+    STORIES = {"growing": growing, "decommissioned": decommissioned, "searching": searching}
+    TOLD = STORIES[sys.argv[1]]
     print(json.dumps(on_a_cluster(TOLD, ARGUMENTS) if ARGUMENTS else on_standalone(TOLD)))

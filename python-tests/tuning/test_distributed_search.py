@@ -200,3 +200,84 @@ def test_objectives_use_the_interface_of_optuna():
 def test_invalid_arguments_raise_an_error(options, text):
     with pytest.raises(UsageError, match=text):
         run(study(), **options)
+
+
+def several(trial):
+    """A trial of several workers, which train one model by gradients of all of them."""
+    import torch
+    from torch import distributed
+
+    trial.init_process_group()
+    x, rate = trial.suggest_float("x", -4, 4), trial.suggest_float("rate", 0.1, 0.9)
+    category = trial.suggest_categorical("category", ["a", 2, None])
+    parts = trial.all_gather([trial.rank, x, category])
+    assert parts == [[rank, x, category] for rank in range(trial.world_size)]
+    for step in range(4):
+        total = torch.tensor([float(trial.rank + 1)])
+        distributed.all_reduce(total)
+        trial.report((x - total.item()) ** 2 + rate + (100 if trial.rank else 0), step)
+        if trial.should_prune():
+            raise optuna.TrialPruned("enough")
+    trial.set_user_attr("pids", trial.all_gather(os.getpid()))
+    return (x - total.item()) ** 2 + rate + (1000 if trial.rank else 0)
+
+
+def alone(trial):
+    x, rate = trial.suggest_float("x", -4, 4), trial.suggest_float("rate", 0.1, 0.9)
+    trial.suggest_categorical("category", ["a", 2, None])
+    for step in range(4):
+        trial.report((x - 3.0) ** 2 + rate, step)
+        if trial.should_prune():
+            raise optuna.TrialPruned("enough")
+    return (x - 3.0) ** 2 + rate
+
+
+def test_several_workers_of_a_trial_share_its_parameters_and_its_decisions():
+    expected = study()
+    expected.optimize(alone, n_trials=16)
+    found = run(study(), several, 16, workers_per_trial=2)
+    assert facts(found) == facts(expected)
+    assert {t.state.name for t in found.trials} == {"PRUNED", "COMPLETE"}
+    pids = [t.user_attrs["pids"] for t in found.trials if "pids" in t.user_attrs]
+    assert {len(set(each)) for each in pids} == {2}
+
+
+def test_a_lost_worker_of_several_repeats_their_trial_once():
+    def killed(trial):
+        x = trial.suggest_float("x", 0, 1)
+        if trial.number == 2 and trial.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        trial.init_process_group()
+        return x
+
+    found = run(study(), killed, 5, workers_per_trial=2)
+    assert [t.state.name for t in found.trials] == ["COMPLETE"] * 2 + ["FAIL"] + ["COMPLETE"] * 3
+    assert found.trials[3].params == found.trials[2].params
+    assert found.trials[3].user_attrs["retry_of"] == 2
+
+
+def test_an_error_of_one_of_several_workers_ends_the_search():
+    def fail(trial):
+        trial.init_process_group()
+        if trial.number == 1 and trial.rank == 1:
+            raise ZeroDivisionError("a division")
+        trial.all_gather(0)
+        trial.suggest_float("x", 0, 1)
+        return 1.0
+
+    found = study()
+    with pytest.raises(ZeroDivisionError, match="a division"):
+        run(found, fail, 5, workers_per_trial=2)
+    assert [t.state.name for t in found.trials] == ["COMPLETE", "FAIL"]
+
+    def disordered(trial):
+        names = ["a", "b"] if trial.rank else ["b", "a"]
+        return sum(trial.suggest_float(name, 0, 1) for name in names)
+
+    with pytest.raises(UsageError, match="in the same order, but rank 1 called a suggestion of"):
+        run(study(), disordered, 2, workers_per_trial=2)
+
+
+def test_a_trial_needs_as_many_cores_as_its_workers():
+    with pytest.raises(UsageError, match="A trial has 99 workers with 1 cores each"):
+        run(study(), n_trials=2, workers_per_trial=99)

@@ -1,7 +1,9 @@
 """Searches whose trials run on Spark executors."""
 
+import _thread
 import collections
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -76,6 +78,96 @@ def test_a_trial_can_have_all_cores(orca_spark):
         SparkStudy(found).optimize(threads, n_trials=3, cores_per_trial=3)
 
 
+def test_a_trial_can_have_several_tasks(orca_spark):
+    def joint(trial):
+        import torch
+        from pyspark import TaskContext
+
+        trial.init_process_group()
+        x = torch.tensor([trial.suggest_float("x", 0, 0.5)])
+        torch.distributed.all_reduce(x)
+        trial.set_user_attr("tasks", trial.all_gather(TaskContext.get().taskAttemptId()))
+        return x.item() + 1000 * trial.rank
+
+    found = study()
+    SparkStudy(found).optimize(joint, n_trials=5, workers_per_trial=2)
+    assert all(t.value == pytest.approx(2 * t.params["x"]) for t in found.trials)
+    assert len({task for t in found.trials for task in t.user_attrs["tasks"]}) == 2
+    with pytest.raises(UsageError, match="A trial has 3 workers with 1 cores each"):
+        SparkStudy(found).optimize(joint, n_trials=3, workers_per_trial=3)
+
+
+def test_a_trial_can_start_local_processes(orca_spark):
+    def nested(trial):
+        import torch
+
+        from bigdl.orca.learn.pytorch import Estimator
+
+        torch.manual_seed(0)
+        est = Estimator.from_torch(
+            model=torch.nn.Linear(4, 1),
+            optimizer=torch.optim.SGD,
+            loss=torch.nn.MSELoss(),
+            config={"lr": trial.suggest_float("lr", 0.01, 0.1)},
+            backend="local",
+            workers_per_node=2,
+        )
+        x, y = rows()
+        return est.fit((x, y[:, None]), epochs=2, batch_size=32)[-1]["train_loss"]
+
+    found = study()
+    SparkStudy(found).optimize(nested, n_trials=2, cores_per_trial=2)
+    assert [t.state.name for t in found.trials] == ["COMPLETE"] * 2
+    assert 0 < found.best_value < 5
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_a_timeout_and_an_interrupt_end_a_search_within_seconds(orca_spark, interrupt):
+    def endless(trial):
+        if trial.number > 1:
+            time.sleep(600)
+        return 1.0
+
+    found, begin = study(), []
+
+    def press_keys():
+        time.sleep(1)  # the next trials are running
+        begin.append(time.monotonic())
+        _thread.interrupt_main()
+
+    def after(_, trial):
+        if interrupt and trial.number == 1:
+            threading.Thread(target=press_keys, daemon=True).start()
+
+    if interrupt:
+        with pytest.raises(KeyboardInterrupt):
+            SparkStudy(found).optimize(endless, n_trials=9, callbacks=[after])
+    else:
+        begin.append(time.monotonic() + 8)
+        SparkStudy(found).optimize(endless, n_trials=9, timeout=8)
+    assert time.monotonic() - begin[0] < 30
+    states = collections.Counter(t.state.name for t in found.trials)
+    assert states["COMPLETE"] == 2
+    assert set(states) <= {"COMPLETE", "FAIL"}
+    SparkStudy(found).optimize(lambda trial: 2.0, n_trials=2)  # the study is resumed
+    assert len(found.trials) == sum(states.values()) + 2
+
+
+def test_nano_searches_on_spark(orca_spark):
+    from search_models import line
+    from training_models import QUIET
+
+    from bigdl.nano.pytorch import Trainer
+
+    trainer = Trainer(use_hpo=True, max_epochs=1, tune_process=False, **QUIET)
+    model = trainer.search(line(), target_metric="val_loss", n_trials=4, backend="spark")
+    found = trainer.search_summary()
+    assert [t.state.name for t in found.trials] == ["COMPLETE"] * 4
+    trainer.fit(model)
+    loss = trainer.validate(model, verbose=False)[0]["val_loss"]
+    assert loss == pytest.approx(found.best_value, rel=1e-5)
+
+
 def test_trials_of_a_machine_share_the_data(orca_spark):
     def mapped(trial, data):
         maps = Path("/proc/self/maps").read_text().splitlines()
@@ -102,6 +194,61 @@ def test_auto_estimator_trains_the_same_models_on_spark(orca_spark, tmp_path):
     assert (found[columns[1]] == expected[columns[1]]).all()
     assert list(found["status"]) == ["finished"] * 3
     assert est.get_best_model()(*map(np_to_torch, rows()[:1])).shape == (160, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_two_tasks_train_the_models_of_one(orca_spark, tmp_path, framework):
+    """Include a last batch of one row, which only one task sees."""
+    if framework == "keras":
+        pytest.importorskip("keras")
+
+    def table(name, **parts):
+        if framework == "torch":
+            est = search(tmp_path / name, **parts)
+        else:
+            from bigdl.orca.automl.auto_estimator import AutoEstimator
+
+            logs = str(tmp_path / name)
+            est = AutoEstimator.from_keras(model_creator=keras_net, logs_dir=logs, **parts)
+        goal = {"metric": "mse", "validation_data": rows(61, 1)}
+        fit(est, rows(161), **goal, concurrency=1)
+        found = est.trials().set_index("config/lr").sort_index()
+        assert list(found["status"]) == ["finished"] * 3
+        return found["mse"], est.get_best_config()
+
+    one, best = table("one", backend="local")
+    two, best_of_two = table("two", backend="spark", workers_per_trial=2)
+    np.testing.assert_allclose(two, one, rtol=1e-4)
+    assert best_of_two == best
+
+
+@pytest.mark.slow
+def test_an_error_in_the_second_task_of_a_trial_is_that_of_the_trial(orca_spark, tmp_path):
+    def creator(config):
+        import torch
+
+        layer = torch.nn.Linear(4, 1)
+
+        def forward(x, plain=layer.forward):
+            if torch.distributed.get_rank() == 1:
+                raise ZeroDivisionError("on the second")
+            return plain(x)
+
+        layer.forward = forward
+        return layer
+
+    est = search(tmp_path, backend="spark", workers_per_trial=2, model_creator=creator)
+    with pytest.raises(UsageError, match="All 2 trials failed, the first with: ZeroDivisionError"):
+        fit(est, n_sampling=2)
+
+
+def keras_net(config):
+    import keras
+
+    model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(config["lr"]), "mse")
+    return model
 
 
 def np_to_torch(array):
@@ -154,3 +301,30 @@ def test_killed_executors_lose_no_trial(local_cluster):
     repeated = {t.user_attrs["retry_of"]: t for t in found.trials if "retry_of" in t.user_attrs}
     assert {3, 7} <= set(lost) == set(repeated)  # a trial of the same executor may be lost, too
     assert all(repeated[number].params == lost[number].params for number in lost)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_killed_executors_lose_and_double_no_trial(local_cluster):
+    def killed(trial):
+        import psutil
+
+        x = trial.suggest_float("x", 0, 1)
+        time.sleep(0.2)
+        if trial.number % 6 == 5 and trial.number < 60 and "retry_of" not in trial.user_attrs:
+            psutil.Process(os.getppid()).parent().kill()  # daemon of Python -> JVM
+            time.sleep(60)
+        return x
+
+    found = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=5))
+    SparkStudy(found).optimize(killed, n_trials=60)
+    states = collections.Counter(t.state.name for t in found.trials)
+    lost = {t.number: t for t in found.trials if t.state.name == "FAIL"}
+    repeated = [t for t in found.trials if "retry_of" in t.user_attrs]
+    assert states == {"COMPLETE": 60, "FAIL": len(lost)}
+    assert len(lost) >= 9  # a number may be that of a repetition, which is not killed
+    # once each: those of the killed executors, and others that they ran at that time
+    assert sorted(t.user_attrs["retry_of"] for t in repeated) == sorted(lost)
+    assert all(t.params == lost[t.user_attrs["retry_of"]].params for t in repeated)
+    values = [t.params["x"] for t in found.trials if t.state.name == "COMPLETE"]
+    assert len(set(values)) == 60

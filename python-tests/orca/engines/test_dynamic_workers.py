@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import executors_by_demand
 import faults
 import pytest
+from connect_server import ConnectServer
 from refusals import refused
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
@@ -123,9 +125,10 @@ def test_a_second_run_waits_for_the_first():
 # From no executor to two ------------------------------------------
 
 
-def on_a_cluster(story, folder):
+def on_a_cluster(story, folder, **arguments):
     """What happened in a process of its own, whose cluster starts without executors."""
-    command = [sys.executable, executors_by_demand.__file__, story, str(folder), "{}"]
+    program = executors_by_demand.__file__
+    command = [sys.executable, program, story, str(folder), json.dumps(arguments)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     options = {"capture_output": True, "text": True, "timeout": 580}
     run = subprocess.run(command, env=environment, **options)
@@ -152,3 +155,31 @@ def test_no_step_is_lost_before_a_decommissioned_executor_goes(tmp_path):
     first, second = facts["starts"]
     assert (first, second) == (0, facts["told at"])
     assert 8 <= second < faults.STEPS
+
+
+SEARCHED = {"before": 0, "grown to": 2, "idle": 0, "joint": [3, 3, 3], "idle again": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_cluster_grows_for_a_search_and_shrinks_after_it(tmp_path):
+    facts = on_a_cluster("searching", tmp_path)
+    assert facts == {**SEARCHED, "states": ["COMPLETE"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_cluster_of_spark_connect_grows_for_a_search_and_shrinks_after_it(tmp_path):
+    conf = {**executors_by_demand.CONF, **executors_by_demand.TRACKING}
+    memory = {"spark.executor.memory": "600m", "spark.executor.cores": "1"}
+    server = ConnectServer(tmp_path, "local-cluster[2,1,1024]", **{**conf, **memory})
+    try:
+        assert server.executors == []
+        facts = on_a_cluster("searching", tmp_path, cluster_mode="spark-connect", master=server.url)
+        assert facts == {**SEARCHED, "states": ["COMPLETE"]}
+        end = time.monotonic() + 120
+        while server.executors and time.monotonic() < end:
+            time.sleep(0.2)
+        assert server.executors == []
+    finally:
+        server.stop()

@@ -27,6 +27,7 @@ GO_LOOK_S = 0.5  # interval at which a worker that waits for a replacement looks
 HANG_GRACE_S = 5.0
 SPARE_START_S = 3.0  # a fit that runs for this long prepares a process for the next loss
 LEAVE_GROUP_S = 10.0  # limit for leaving a group whose collectives have failed
+PEER_LOOK_S = 0.5  # interval at which a worker that waits for another one looks for its failure
 JOIN_LOOK_S = 0.1  # interval at which connecting workers look for a loss
 REJOIN_S = 30.0  # limit for connecting to each other after a loss
 VOTE_S = 1.0  # interval of a fit's votes on leaving a machine that is decommissioned

@@ -378,6 +378,12 @@ class AttemptChannel:
         self._group_stores.append(store)  # torch keeps a reference to the C++ object only
         return store
 
+    def part(self, name: str) -> AttemptChannel:
+        """Return a view with separate keys, which some workers of this attempt share."""
+        view = AttemptChannel(self.store, 0)
+        view._prefix = f"{self._prefix}{name}/"
+        return view
+
     def set(self, key: str, value: bytes | str) -> None:
         """Set the value of a key of this attempt."""
         self.store.set(self._prefix + key, value.encode() if isinstance(value, str) else value)

@@ -150,6 +150,11 @@ class Engine(ABC):
         return False
 
     @property
+    def restarts_workers(self) -> bool:
+        """True if the cluster starts lost independent workers again."""
+        return False
+
+    @property
     def cluster_places_tasks(self) -> bool:
         """True if the workers' hosts are unknown until the workers run."""
         return False

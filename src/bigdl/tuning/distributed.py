@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError, WorkerLost, require
-from bigdl.common.timeouts import SEARCH_END_S
+from bigdl.common.timeouts import SEARCH_END_S, WORKERS_JOIN_S
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -46,6 +46,7 @@ def optimize(
     backend: str = "spark",
     concurrency: int | None = None,
     cores_per_trial: int = 1,
+    workers_per_trial: int = 1,
     timeout: float | None = None,
     catch: type[Exception] | Iterable[type[Exception]] = (),
     callbacks: Iterable[Callable[[Study, FrozenTrial], None]] = (),
@@ -59,7 +60,12 @@ def optimize(
     suggestions, reports and pruning decisions are messages to this process. With
     ``concurrency=1``, the trials are those of ``study.optimize``, also with a pruner.
 
-    Workers are long-lived: each runs one trial after the other, so a trial starts no Spark job. On
+    Workers are long-lived: each runs one trial after the other, so a trial starts no Spark job.
+    With ``workers_per_trial=k``, each trial runs on k workers, which all call the objective, as
+    ``torchrun`` does: ``trial.rank`` and ``trial.world_size`` tell them apart, all see the same
+    parameters and pruning decisions, and the reports and the result of rank 0 count.
+    ``trial.init_process_group()`` connects them by ``torch.distributed``; ``trial.all_gather``
+    exchanges small values. If one of them is lost, the trial is repeated. On
     a Spark with dynamic allocation, waiting workers make Spark add executors, and executors
     without trials are removed. The trial of a lost worker fails, does not count, and is repeated
     once with the same parameters; the attribute ``retry_of`` of the repetition names it.
@@ -78,11 +84,14 @@ def optimize(
         Where trials run: on the active Spark, also over Spark Connect; on the active Ray; or in
         processes of this machine.
     concurrency : int, optional
-        Maximum number of concurrent trials. By default the cluster's cores divided by
-        `cores_per_trial`; with dynamic allocation, those of its maximum number of executors.
+        Maximum number of concurrent trials. By default the cluster's cores divided by the cores of
+        a trial; with dynamic allocation, those of its maximum number of executors.
     cores_per_trial : int
-        Cores of each trial, which are its number of threads. On a Spark cluster, more cores than
-        ``spark.task.cpus`` need Spark 4.
+        Cores of each worker of a trial, which are its number of threads. On a Spark cluster, more
+        cores than ``spark.task.cpus`` need Spark 4.
+    workers_per_trial : int
+        Number of workers that run each trial together, on any nodes. The objective must call the
+        trial's methods in the same order on all of them.
     timeout : float, optional
         Seconds after which the search ends. Running trials are ended and recorded as failed.
     catch : exception types
@@ -103,7 +112,8 @@ def optimize(
     Raises
     ------
     UsageError
-        If an argument is invalid, or the cluster has no node with `cores_per_trial` cores.
+        If an argument is invalid, the cluster has no node with `cores_per_trial` cores, or it
+        cannot run `workers_per_trial` workers at the same time.
     WorkerLost
         If all workers are lost repeatedly and no trial finishes.
     WorkerError
@@ -130,6 +140,7 @@ def optimize(
     if concurrency is not None:
         check_positive("concurrency", concurrency)
     check_positive("cores_per_trial", cores_per_trial)
+    check_positive("workers_per_trial", workers_per_trial)
     if timeout is not None:
         check_number("timeout", timeout, above=0)
     if needs_end(study, n_trials, timeout):
@@ -140,10 +151,19 @@ def optimize(
         )
     deadline = None if timeout is None else time.monotonic() + timeout
     engine = engine or _engine(backend)
-    workers = min(engine.capacity(cores_per_trial) or n_trials or 1, n_trials or 1 << 20)
-    workers = workers if concurrency is None else min(concurrency, workers)
+    slots = _trial_slots(engine, cores_per_trial, workers_per_trial)
+    trials = min(slots or n_trials or 1, n_trials or 1 << 20)
+    workers = workers_per_trial * (trials if concurrency is None else min(concurrency, trials))
     caught = (catch,) if isinstance(catch, type) else tuple(catch)
-    server = TrialServer(study, n_trials, caught, list(callbacks), on_upload)
+    server = TrialServer(
+        study,
+        n_trials,
+        caught,
+        list(callbacks),
+        on_upload,
+        workers_per_trial,
+        None if engine.restarts_workers else workers,
+    )
     with ExitStack() as stack:
         stack.callback(server.close)
         serves, reference = [server.serve], None
@@ -155,7 +175,7 @@ def optimize(
         job = engine.open_independent(program, workers, threads=cores_per_trial)
         stack.enter_context(job)
         stack.callback(server.stop)  # before the channel closes
-        _run(job, server, serves, deadline)
+        _run(job, server, serves, deadline, workers_per_trial)
     if server.error is not None:
         raise server.error
 
@@ -167,11 +187,27 @@ def _engine(backend: str) -> Engine:
     return engine
 
 
+def _trial_slots(engine: Engine, cores: int, workers: int) -> int | None:
+    """Return the number of trials that can run at the same time, None without a limit."""
+    slots = engine.capacity(cores)
+    if slots is None:
+        return None
+    if slots < workers:
+        raise UsageError(
+            f"A trial has {workers} workers with {cores} cores each, but the cluster can run "
+            f"{slots} at the same time; pass smaller workers_per_trial or cores_per_trial",
+            code="resource-limit",
+            argument="workers_per_trial",
+        )
+    return slots // workers
+
+
 def _run(
     job: OpenJob,
     server: TrialServer,
     serves: Sequence[Callable[[AttemptChannel], None]],
     deadline: float | None,
+    workers_per_trial: int,
 ) -> None:
     """Run attempts of a job until the search is done; Spark replaces lost workers itself."""
 
@@ -187,6 +223,12 @@ def _run(
         now = time.monotonic()
         done_at = min(done_at, now) if server.is_done else math.inf
         is_late = deadline is not None and now > deadline
+        if server.seconds_short_of_workers() > WORKERS_JOIN_S:
+            raise WorkerLost(
+                f"Only {server.waiting} of the {workers_per_trial} workers of a trial have started "
+                f"within {WORKERS_JOIN_S:g} s; the cluster has no room for the others, so pass a "
+                "smaller workers_per_trial, or try again later"
+            )
         # after the last trial, tasks may still wait for a slot
         if is_late or server.error is not None or now > done_at + SEARCH_END_S:
             raise _SearchEnded
@@ -237,6 +279,7 @@ class SparkStudy:
         *,
         concurrency: int | None = None,
         cores_per_trial: int = 1,
+        workers_per_trial: int = 1,
         timeout: float | None = None,
         catch: type[Exception] | Iterable[type[Exception]] = (),
         callbacks: Iterable[Callable[[Study, FrozenTrial], None]] = (),
@@ -246,7 +289,8 @@ class SparkStudy:
 
         Parameters
         ----------
-        objective, n_trials, concurrency, cores_per_trial, timeout, catch, callbacks, data
+        objective, n_trials, concurrency, cores_per_trial, workers_per_trial, timeout, catch, \
+        callbacks, data
             See :func:`bigdl.tuning.optimize`.
 
         Raises
@@ -261,6 +305,7 @@ class SparkStudy:
             backend="spark",
             concurrency=concurrency,
             cores_per_trial=cores_per_trial,
+            workers_per_trial=workers_per_trial,
             timeout=timeout,
             catch=catch,
             callbacks=callbacks,

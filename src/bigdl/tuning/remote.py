@@ -5,7 +5,8 @@ over the :mod:`~bigdl.runtime.channel`. Each worker runs a :class:`TrialProgram`
 trial, runs the objective on a :class:`RemoteTrial`, and returns its result with the request for the
 next trial. A suggestion, a report or a pruning decision is one message, which the driver passes to
 Optuna's trial. So samplers, pruners and storages exist in the driver only, and one worker runs the
-same trials as ``study.optimize``.
+same trials as ``study.optimize``. With several workers per trial, free workers wait until enough of
+them can start a trial together (:mod:`~bigdl.tuning.groups`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from optuna import exceptions
@@ -36,6 +37,7 @@ from optuna.trial import BaseTrial, TrialState
 
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.common.timeouts import STUDY_HEARTBEAT_S
+from bigdl.tuning.groups import TrialGroup, group_channel
 from bigdl.tuning.study import propose_again, record_process
 
 if TYPE_CHECKING:
@@ -58,28 +60,49 @@ _CALLS = "trials"  # name of the channel's function
 # The driver --------------------------------------------------------------------------------------
 
 
+_Key = tuple[int, int]  # number of the attempt, and rank of the worker
+
+
 @dataclass
 class _RunningTrial:
-    """A trial that a worker runs.
+    """A trial that one or several workers run.
 
     Attributes
     ----------
     trial : optuna.trial.Trial
+    members : list of (int, int)
+        Its workers; the first one, rank 0 of the trial, calls the driver.
     snapshot : list of FrozenTrial or None
         All trials as of the trial's first suggestion. Optuna keeps it for each thread.
     has_sent_joint : bool
         Whether the worker knows the parameters that the sampler has drawn together.
     error : Exception or None
         Error of a call that the worker did not wait for.
+    outcomes : dict
+        Outcomes of the members that have ended, in the order of their ends.
     """
 
     trial: Trial
+    members: list[_Key]
     snapshot: Any = None
     has_sent_joint: bool = False
     error: Exception | None = None
+    outcomes: dict[_Key, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """The cause of the first failure, or the outcome of rank 0 if no member has failed."""
+        failed = [each for each in self.outcomes.values() if "failure" in each]
+        causes = [each for each in failed if not each["failure"]["is_peer"]]
+        return (causes or failed or [self.outcomes[self.members[0]]])[0]
 
-_Key = tuple[int, int]  # number of the attempt, and rank of the worker
+    @property
+    def peer_error(self) -> str | None:
+        """Traceback of a failure that began on another rank, which rank 0 cannot record."""
+        outcome = self.outcome
+        if "failure" not in outcome or outcome is self.outcomes[self.members[0]]:
+            return None
+        return str(outcome["failure"]["traceback"])
 
 
 class TrialServer:
@@ -98,6 +121,10 @@ class TrialServer:
         Called with the study and each finished trial.
     on_upload : callable, optional
         Called with a trial's number and the bytes of :meth:`RemoteTrial.upload`.
+    workers_per_trial : int
+        Number of workers that run each trial together.
+    total_workers : int, optional
+        Number of workers of an attempt, if the cluster does not replace lost ones.
 
     Attributes
     ----------
@@ -114,11 +141,16 @@ class TrialServer:
         catch: tuple[type[Exception], ...] = (),
         callbacks: Sequence[Callable[[Study, FrozenTrial], None]] = (),
         on_upload: Callable[[int, bytes], None] | None = None,
+        workers_per_trial: int = 1,
+        total_workers: int | None = None,
     ):
         self._study, self._catch, self._callbacks = study, catch, callbacks
-        self._on_upload = on_upload
+        self._on_upload, self._workers_per_trial = on_upload, workers_per_trial
         self._remaining = math.inf if n_trials is None else n_trials
         self._running: dict[_Key, _RunningTrial] = {}
+        self._total_workers, self._gone = total_workers, 0
+        self._waiting: list[_Key] = []  # workers without a trial, if trials have several
+        self._changed = time.monotonic()  # when a worker has started to wait, or has been lost
         self._seen: set[_Key] = set()
         self._attempt = 0
         self._thread = ThreadPoolExecutor(1, "bigdl-search")
@@ -141,7 +173,18 @@ class TrialServer:
     @property
     def running(self) -> int:
         """Number of running trials."""
-        return len(self._running)
+        return len({each.trial.number for each in list(self._running.values())})
+
+    def seconds_short_of_workers(self) -> float:
+        """Return for how long some workers have waited for others, and no trial has run."""
+        if not self._waiting or self._running or not self._has_more:
+            return 0.0
+        return time.monotonic() - self._changed
+
+    @property
+    def waiting(self) -> int:
+        """Number of workers that wait for others to start a trial together."""
+        return len(self._waiting)
 
     def serve(self, channel: AttemptChannel) -> None:
         """Answer the workers of an attempt, when those of the previous one have ended."""
@@ -225,24 +268,69 @@ class TrialServer:
         if key not in self._seen:
             self._seen.add(key)
             self._channel.when(f"gone/{key[1]}", lambda: self._note_loss(key))
-        running = self._running.pop(key, None)
         try:
-            if running is not None and outcome is not None:
-                if running.error is not None:
-                    self._study.tell(running.trial, state=TrialState.FAIL)
-                    raise running.error
-                self._finish(running, outcome)
-            if not self._has_more:
-                return {"trial": None}
-            self._remaining -= 1
-            with self._in_optimization():
-                trial = self._study.ask()
-            record_process(trial)
+            self._end(key, outcome)
+            if self._workers_per_trial > 1:
+                self._waiting.append(key)
+                self._changed = time.monotonic()
+                self._assign()
+                return {"waits": True}
+            return self._start([key]) if self._has_more else {"trial": None}
         except Exception as error:  # of a callback, a sampler or the storage
             self.error = self.error or error
             return {"trial": None}
-        self._running[key] = _RunningTrial(trial, self._study._thread_local.cached_all_trials)
+
+    def _end(self, key: _Key, outcome: dict[str, Any] | None) -> None:
+        """Record the outcome of a worker, and the result of its trial if it was the last one."""
+        running = self._running.pop(key, None)
+        if running is None or outcome is None:
+            return
+        running.outcomes[key] = outcome
+        if len(running.outcomes) < len(running.members):
+            if "failure" in outcome:
+                self._release(running)
+            return
+        if running.error is not None:
+            self._study.tell(running.trial, state=TrialState.FAIL)
+            raise running.error
+        if running.peer_error is not None:
+            running.trial.set_user_attr("error", running.peer_error)
+        self._finish(running, running.outcome)
+
+    def _release(self, running: _RunningTrial) -> None:
+        """Notify the workers of a trial that wait for another one that it has failed."""
+        if len(running.members) > 1:
+            group_channel(self._channel, running.trial.number).count("failed", 1)
+
+    def _assign(self) -> None:
+        """Start trials on the waiting workers; end these workers if no trial remains."""
+        while self._has_more and len(self._waiting) >= self._workers_per_trial:
+            members = self._waiting[: self._workers_per_trial]
+            del self._waiting[: self._workers_per_trial]
+            description = self._start(members)
+            for rank, (_, worker) in enumerate(members):
+                group = [rank, self._workers_per_trial]
+                self._channel.set_json(f"assigned/{worker}", {**description, "group": group})
+        if not self._has_more:
+            self._end_waiting()
+        self._end_if_too_few()
+
+    def _end_waiting(self) -> None:
+        """End the workers that wait for others."""
+        for _, worker in self._waiting:
+            self._channel.set_json(f"assigned/{worker}", {"trial": None})
+        self._waiting.clear()
+
+    def _start(self, members: list[_Key]) -> dict[str, Any]:
+        """Start a trial on some workers, and return its description for them."""
+        self._remaining -= 1
+        with self._in_optimization():
+            trial = self._study.ask()
+        record_process(trial)
+        snapshot = self._study._thread_local.cached_all_trials
         self._study._thread_local.cached_all_trials = None
+        running = _RunningTrial(trial, members, snapshot)
+        self._running.update(dict.fromkeys(members, running))
         return {
             "trial": trial.number,
             "user_attrs": _json_items(trial.user_attrs),
@@ -287,13 +375,19 @@ class TrialServer:
             self._thread.submit(self._lose, key)
 
     def _lose_all(self) -> None:
+        self._waiting.clear()
+        self._gone = 0
         for key in list(self._running):
             self._lose(key)
 
     def _lose(self, key: _Key) -> None:
         """Mark the trial of a lost worker as failed, and repeat it once."""
+        self._gone += 1
+        if key in self._waiting:
+            self._waiting.remove(key)
         running = self._running.get(key)
         if running is None:
+            self._end_if_too_few()
             return
         try:
             with self._in_optimization():
@@ -307,19 +401,31 @@ class TrialServer:
         except Exception as error:
             self.error = self.error or error
         finally:  # at last: until then the search is not done
-            self._running.pop(key, None)
+            for member in running.members:
+                self._running.pop(member, None)
+            self._release(running)
+            self._changed = time.monotonic()
+            self._end_if_too_few()
+
+    def _end_if_too_few(self) -> None:
+        """End the waiting workers if the remaining ones of the attempt cannot run a trial."""
+        if self._total_workers is None or self._workers_per_trial == 1:
+            return
+        if self._total_workers - self._gone < self._workers_per_trial:
+            self._end_waiting()
 
     def _fail_running(self) -> None:
-        for key in list(self._running):
+        for trial in {each.trial.number: each.trial for each in self._running.values()}.values():
             with self._suppressed_errors(), self._in_optimization():
-                self._study.tell(self._running.pop(key).trial, state=TrialState.FAIL)
+                self._study.tell(trial, state=TrialState.FAIL)
+        self._running.clear()
         self._study._storage.remove_session()
 
     def _record_heartbeats(self) -> None:
         storage: Any = self._study._storage
         with self._suppressed_errors():
-            for running in self._running.values():
-                storage.record_heartbeat(running.trial._trial_id)
+            for trial in {each.trial._trial_id for each in self._running.values()}:
+                storage.record_heartbeat(trial)
 
     @contextmanager
     def _in_optimization(self, running: _RunningTrial | None = None) -> Iterator[None]:
@@ -422,16 +528,25 @@ class TrialProgram:
         for count in range(1 << 62):
             request = {"call": "next", "rank": worker.rank, "outcome": outcome}
             answer = worker.channel.call(_CALLS, request)
+            if answer.get("waits"):
+                key = f"assigned/{worker.rank}"
+                answer = worker.channel.get_json(key)
+                worker.channel.delete(key)
             if answer.get("trial") is None:
                 return count
-            outcome = _outcome(objective, RemoteTrial(worker.channel, worker.rank, answer))
+            group = TrialGroup(worker, answer["trial"], *answer.get("group", (0, 1)))
+            try:
+                trial = RemoteTrial(worker.channel, worker.rank, answer, group)
+                outcome = _outcome(objective, trial)
+            finally:
+                group.close()
         return 0
 
 
 def _outcome(objective: Callable[[RemoteTrial], Any], trial: RemoteTrial) -> dict[str, Any]:
     """Run the objective on a trial and describe its result."""
     from bigdl.runtime.channel import ConnectionLost
-    from bigdl.runtime.task import describe
+    from bigdl.runtime.task import describe, is_peer_failure
 
     try:
         return {"values": _plain_values(objective(trial))}
@@ -441,25 +556,31 @@ def _outcome(objective: Callable[[RemoteTrial], Any], trial: RemoteTrial) -> dic
         raise
     except (Exception, SystemExit) as error:
         classes = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
-        return {"values": None, "failure": {**describe(error), "classes": classes}}
+        failure = {**describe(error), "classes": classes, "is_peer": is_peer_failure(error)}
+        return {"values": None, "failure": failure}
 
 
 class RemoteTrial(BaseTrial):
     """Trial of an objective that runs on another machine, with the interface of Optuna's trials.
 
-    Each suggestion, report and pruning decision is one message to the driver.
+    Each suggestion, report and pruning decision is one message to the driver. If several workers
+    run the trial, rank 0 sends it and the other ranks receive its result.
 
     Parameters
     ----------
     channel : AttemptChannel
-    rank : int
-        Rank of the worker.
+    worker : int
+        Rank of the worker in the search.
     answer : dict
         The driver's description of the trial.
+    group : TrialGroup
+        The workers of the trial.
     """
 
-    def __init__(self, channel: AttemptChannel, rank: int, answer: Mapping[str, Any]):
-        self._channel, self._rank = channel, rank
+    def __init__(
+        self, channel: AttemptChannel, worker: int, answer: Mapping[str, Any], group: TrialGroup
+    ):
+        self._channel, self._worker, self.group = channel, worker, group
         self._number = answer["trial"]
         self._params = dict(answer["params"])
         self._user_attrs = dict(answer["user_attrs"])
@@ -479,7 +600,7 @@ class RemoteTrial(BaseTrial):
     def call(self, method: str, /, **arguments: object) -> dict[str, Any]:
         """Call the driver and return its answer's ``value``; raise the error of Optuna there."""
         plain = {key: _plain(value) for key, value in arguments.items()}
-        request = {"call": method, "rank": self._rank, "trial": self._number, "arguments": plain}
+        request = {"call": method, "rank": self._worker, "trial": self._number, "arguments": plain}
         try:
             answer = self._channel.call(_CALLS, request)
         except TypeError as error:  # of JSON
@@ -535,27 +656,38 @@ class RemoteTrial(BaseTrial):
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> object:
         # the interface of search spaces, as in Optuna's Trial
-        if self._is_joint(name, distribution):
-            return self._accept(name)
-        return self._ask("distribution", name, distribution=distribution_to_json(distribution))
+        def compute() -> object:
+            if self._is_joint(name, distribution):
+                return self._accept(name)
+            text = distribution_to_json(distribution)
+            return self.call("distribution", name=name, distribution=text)["value"]
+
+        return self._suggested(name, compute)
 
     def upload(self, data: bytes) -> None:
         """Send bytes, such as trained weights, to the ``on_upload`` of the search."""
-        self._channel.put_bytes(f"upload/{self._rank}", data)
-        self.call("upload")
+        if self.rank == 0:
+            self._channel.put_bytes(f"upload/{self._worker}", data)
+            self.call("upload")
 
     def _ask(
         self,
         method: str,
         name: str,
-        distribution_type: Callable[..., BaseDistribution] | None = None,
+        distribution_type: Callable[..., BaseDistribution],
         **arguments: object,
     ) -> Any:
-        if name in self._joint and distribution_type is not None:
-            with suppress(Exception):  # the driver raises the error
-                if self._is_joint(name, distribution_type(**arguments)):
-                    return self._accept(name)
-        self._params[name] = self.call(method, name=name, **arguments)["value"]
+        def compute() -> object:
+            if name in self._joint:
+                with suppress(Exception):  # the driver raises the error
+                    if self._is_joint(name, distribution_type(**arguments)):
+                        return self._accept(name)
+            return self.call(method, name=name, **arguments)["value"]
+
+        return self._suggested(name, compute)
+
+    def _suggested(self, name: str, compute: Callable[[], object]) -> Any:
+        self._params[name] = self.group.shared(f"a suggestion of {name!r}", compute)
         return self._params[name]
 
     def _is_joint(self, name: str, distribution: BaseDistribution) -> bool:
@@ -568,24 +700,58 @@ class RemoteTrial(BaseTrial):
         distribution, value = self._joint[name]
         text = distribution_to_json(distribution)
         arguments = {"name": name, "distribution": text, "value": value}
-        request = {"call": "accept", "rank": self._rank, "trial": self._number}
+        request = {"call": "accept", "rank": self._worker, "trial": self._number}
         self._channel.post_call(_CALLS, {**request, "arguments": arguments, "is_posted": True})
-        self._params[name] = value
         return value
 
     def report(self, value: float, step: int) -> None:
-        self.call("report", value=float(value), step=int(step))
+        value, step = float(value), int(step)
+        if self.rank == 0:
+            self.call("report", value=value, step=step)
 
     def should_prune(self) -> bool:
-        return bool(self.call("should_prune")["value"])
+        return bool(self._shared_call("should_prune"))
 
     def set_user_attr(self, key: str, value: object) -> None:
-        self.call("set_user_attr", key=key, value=value)
+        if self.rank == 0:
+            self.call("set_user_attr", key=key, value=value)
         self._user_attrs[key] = value
 
     def set_constraint(self, key: str, value: float) -> None:
-        self.call("set_constraint", key=key, value=float(value))
+        if self.rank == 0:
+            self.call("set_constraint", key=key, value=float(value))
         self._constraints[key] = float(value)
+
+    def _shared_call(self, method: str, **arguments: object) -> Any:
+        """Call the driver from rank 0; return its answer's ``value`` on all ranks."""
+        called = " ".join([method, *map(str, arguments.values())])
+        return self.group.shared(called, lambda: self.call(method, **arguments)["value"])
+
+    # Workers of a trial --------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Rank of this worker in the trial; its reports and its result count if it is 0."""
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers that run the trial."""
+        return self.group.world_size
+
+    def init_process_group(self) -> None:
+        """Make the trial's workers the default group of ``torch.distributed``, until its end."""
+        self.group.init_process_group()
+
+    def broadcast(self, value: object) -> Any:
+        """Return the value of rank 0 on all workers of the trial; it must be a JSON value."""
+        return self.group.broadcast(value)
+
+    def all_gather(self, value: object) -> list[Any]:
+        """Return the values of all workers of the trial in rank order; they must be JSON values."""
+        return self.group.all_gather(value)
+
+    # Facts of the trial --------------------------------------------------------------------------
 
     @property
     def params(self) -> dict[str, Any]:
@@ -593,7 +759,7 @@ class RemoteTrial(BaseTrial):
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        stored = self.call("distributions")["value"]
+        stored = self._shared_call("distributions")
         return {name: json_to_distribution(text) for name, text in stored.items()}
 
     @property
@@ -634,21 +800,22 @@ class RemoteStudy:
     @property
     def best_value(self) -> float:
         """Best value so far."""
-        return float(self._trial.call("study", attribute="best_value")["value"])
+        return float(self._trial._shared_call("study", attribute="best_value"))
 
     @property
     def best_params(self) -> dict[str, Any]:
         """Parameters of the best trial so far."""
-        return dict(self._trial.call("study", attribute="best_params")["value"])
+        return dict(self._trial._shared_call("study", attribute="best_params"))
 
     @property
     def user_attrs(self) -> dict[str, Any]:
         """User attributes of the study."""
-        return dict(self._trial.call("study", attribute="user_attrs")["value"])
+        return dict(self._trial._shared_call("study", attribute="user_attrs"))
 
     def stop(self) -> None:
         """Start no more trials; the running trials finish."""
-        self._trial.call("stop")
+        if self._trial.rank == 0:
+            self._trial.call("stop")
 
     def _is_multi_objective(self) -> bool:
         return len(self.directions) > 1

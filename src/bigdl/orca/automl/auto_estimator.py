@@ -86,8 +86,9 @@ class AutoEstimator:
         machine.
     workers_per_trial : int, default 1
         Number of processes that train the model of a trial together, possibly on several nodes.
-        More than one needs Ray and a PyTorch or Keras model.  They divide `resources_per_trial`
-        evenly, and ``"batch_size"`` is their total, so results do not depend on the number.
+        More than one needs Ray or Spark, and a PyTorch or Keras model.  They divide
+        `resources_per_trial` evenly, and ``"batch_size"`` is their total, so results do not depend
+        on the number.
 
     Examples
     --------
@@ -440,10 +441,11 @@ class AutoEstimator:
             from bigdl.orca.automl.ray_search import check_resources, run_on_ray
 
             check_resources(self._bundles)
-        elif workers > 1:
+        elif workers > 1 and not on_spark:
             raise UsageError(
-                f"workers_per_trial={workers} needs backend='ray'; a trial on other backends can "
-                f"use several threads, such as resources_per_trial={{'cpu': {workers}}}",
+                f"workers_per_trial={workers} needs backend='ray' or 'spark'; a trial on this "
+                "machine can use several threads, such as "
+                f"resources_per_trial={{'cpu': {workers}}}",
                 code="unsupported",
                 argument="workers_per_trial",
             )

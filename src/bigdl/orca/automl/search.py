@@ -6,15 +6,16 @@ import functools
 import importlib.util
 import math
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigdl.common.cpu import thread_scope, usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.common.storage import write_bytes
+from bigdl.common.timeouts import CLEAN_UP_S
 from bigdl.orca.automl.records import TrialRecords, TrialReporting, latest_search, new_search
 from bigdl.orca.automl.trial import EpochResult, TrialJob, TrialRun
 from bigdl.orca.cluster.ray import is_connected
@@ -25,6 +26,7 @@ from bigdl.tuning import optimize, run_trials
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
+    from bigdl.tuning.groups import TrialGroup
     from bigdl.tuning.remote import RemoteTrial
 
 
@@ -159,6 +161,7 @@ def run_on_spark(records: TrialRecords, job: TrialJob, concurrency: int | None) 
         backend="spark",
         concurrency=concurrency,
         cores_per_trial=max(1, math.ceil(job.bundles[0]["cpu"])),
+        workers_per_trial=len(job.bundles),
         catch=(Exception,),
         callbacks=[lambda study, trial: records.show(trial)],
         data=job,
@@ -194,12 +197,28 @@ class _TrialObjective:
 
     def _run(self, trial: Trial, job: TrialJob) -> EpochResult:
         records = self.records
+        group: TrialGroup | None = getattr(trial, "group", None)
         config = records.begin(trial)
-        with closing(TrialRun(job, config)) as run:
+        if group is not None and group.world_size == 1:
+            group = None
+        workers = {} if group is None else group.connection
+        with closing(TrialRun(job, config, **workers)) as run, _released_on_error(run):
             while True:
                 step = run.step()
-                if step.is_best:
+                if step.is_best and (group is None or group.rank == 0):
                     self.save(trial, run.model.weights())
+                if group is not None:  # only rank 0 may have the metrics
+                    step = EpochResult(**group.broadcast(asdict(step)))
                 records.report(trial, step)
                 if step.is_last or (records.may_stop(trial) and trial.should_prune()):
                     return step
+
+
+@contextmanager
+def _released_on_error(run: TrialRun) -> Iterator[None]:
+    """Context manager that disconnects from the other workers of a trial after an error."""
+    try:
+        yield
+    except BaseException:
+        run.close(CLEAN_UP_S)
+        raise

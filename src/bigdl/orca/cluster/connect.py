@@ -154,12 +154,17 @@ class ConnectCluster(SparkCluster):
 
     @property
     def nodes(self) -> int:
-        """Number of executors, from the program, the server's settings, or running tasks."""
+        """Number of executors, from the program, the server's settings, or running tasks.
+
+        With dynamic allocation it is ``spark.dynamicAllocation.maxExecutors`` if that is set.
+        """
         simulated = simulated_cluster(self.master)
         if is_local(self.master):
             return 1
         if simulated:
             return simulated[0]
+        if self.dynamic_allocation and self.most_executors:
+            return self.most_executors
         configured = self._configured_nodes()
         return len(self._inspect_executors()["executors"]) if configured is None else configured
 

@@ -144,6 +144,11 @@ class SparkEngine(Engine):
         # with dynamic allocation the first workers read while others wait for executors
         return not (self.cluster.is_local or self.cluster.dynamic_allocation)
 
+    @property
+    def restarts_workers(self) -> bool:
+        """True, since Spark repeats lost tasks."""
+        return True
+
     def capacity(self, threads: int) -> int | None:
         """Return the number of workers with `threads` cores, None with unlimited allocation."""
         cluster = self.cluster
