@@ -277,6 +277,12 @@ def test_an_error_of_one_of_several_workers_ends_the_search():
     with pytest.raises(UsageError, match="in the same order, but rank 1 called a suggestion of"):
         run(study(), disordered, 2, workers_per_trial=2)
 
+    def longer(trial):
+        return trial.broadcast(trial.rank) if trial.rank else 0.0
+
+    with pytest.raises(UsageError, match="rank 1 called broadcast after rank 0 had ended"):
+        run(study(), longer, 2, workers_per_trial=2)
+
 
 def test_a_trial_needs_as_many_cores_as_its_workers():
     with pytest.raises(UsageError, match="A trial has 99 workers with 1 cores each"):

@@ -82,14 +82,10 @@ class TrialGroup:
                 raise
             self._channel.set_json(key, {"call": call, "value": value})
             return value
-        self._await(key)
+        self._await({key: 0}, call)
         answer = self._channel.get_json(key)
         if answer["call"] != call:
-            raise UsageError(
-                "All workers of a trial must call the methods of the trial in the same order, but "
-                f"rank {self.rank} called {call} when rank 0 called {answer['call']}",
-                code="function-result",
-            )
+            raise self._other_order(call, f"when rank 0 called {answer['call']}")
         if "error" in answer:
             name, message = answer["error"]
             raise getattr(builtins, name, RuntimeError)(message)
@@ -103,8 +99,8 @@ class TrialGroup:
         """Return the JSON-serializable values of all ranks in rank order."""
         key, self._exchanges = f"gather/{self._exchanges}", self._exchanges + 1
         self._channel.set_json(f"{key}/{self.rank}", value)
-        keys = [f"{key}/{rank}" for rank in range(self.world_size)]
-        self._await(*keys)
+        keys = {f"{key}/{rank}": rank for rank in range(self.world_size)}
+        self._await(keys, "all_gather")
         return [self._channel.get_json(each) for each in keys]
 
     def init_process_group(self) -> None:
@@ -129,7 +125,19 @@ class TrialGroup:
         if self.world_size > 1 or self._is_joined:
             self._worker.clean_up(CLEAN_UP_S)
 
-    def _await(self, *keys: str) -> None:
-        while not self._channel.has(*keys, seconds=PEER_LOOK_S):
-            if self._channel.count("failed"):
+    def _await(self, keys: dict[str, int], call: str) -> None:
+        """Wait for keys that ranks set; raise an error if a rank fails, or ends without its key."""
+        channel = self._channel
+        while not channel.has(*keys, seconds=PEER_LOOK_S):
+            if channel.count("failed"):
                 raise PeerLost("another worker of the trial failed")
+            for key, rank in keys.items():
+                if channel.has(f"ended/{rank}") and not channel.has(key):
+                    raise self._other_order(call, f"after rank {rank} had ended")
+
+    def _other_order(self, call: str, when: str) -> UsageError:
+        return UsageError(
+            "All workers of a trial must call the methods of the trial in the same order, but "
+            f"rank {self.rank} called {call} {when}",
+            code="function-result",
+        )

@@ -289,6 +289,8 @@ class TrialServer:
         if len(running.outcomes) < len(running.members):
             if "failure" in outcome:
                 self._release(running)
+            group = group_channel(self._channel, running.trial.number)
+            group.set(f"ended/{running.members.index(key)}", "")
             return
         if running.error is not None:
             self._study.tell(running.trial, state=TrialState.FAIL)
