@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import CLEAN_UP_S, PEER_LOOK_S
@@ -18,6 +18,8 @@ from bigdl.runtime.worker import Worker
 
 if TYPE_CHECKING:
     from bigdl.runtime.channel import AttemptChannel
+
+T = TypeVar("T")
 
 
 def group_channel(channel: AttemptChannel, number: int) -> AttemptChannel:
@@ -55,12 +57,16 @@ class TrialGroup:
         )
 
     @property
-    def connection(self) -> dict[str, Any]:
-        """Arguments of a :class:`~bigdl.orca.automl.trial.TrialRun` on this worker."""
-        channel, host = self._channel, self._worker.host
-        return {"rank": self.rank, "size": self.world_size, "channel": channel, "host": host}
+    def channel(self) -> AttemptChannel:
+        """The keys that the workers of the trial share."""
+        return self._channel
 
-    def shared(self, call: str, compute: Callable[[], Any]) -> Any:
+    @property
+    def host(self) -> str:
+        """IP address of this worker."""
+        return self._worker.host
+
+    def shared(self, call: str, compute: Callable[[], T]) -> T:
         """Return the result of a call that rank 0 makes for all ranks.
 
         Parameters
@@ -89,13 +95,13 @@ class TrialGroup:
         if "error" in answer:
             name, message = answer["error"]
             raise getattr(builtins, name, RuntimeError)(message)
-        return answer["value"]
+        return cast("T", answer["value"])
 
-    def broadcast(self, value: object) -> Any:
+    def broadcast(self, value: T) -> T:
         """Return the JSON-serializable value of rank 0 on all ranks."""
         return self.shared("broadcast", lambda: value)
 
-    def all_gather(self, value: object) -> list[Any]:
+    def all_gather(self, value: T) -> list[T]:
         """Return the JSON-serializable values of all ranks in rank order."""
         key, self._exchanges = f"gather/{self._exchanges}", self._exchanges + 1
         self._channel.set_json(f"{key}/{self.rank}", value)

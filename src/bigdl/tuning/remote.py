@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from optuna import exceptions
 from optuna.distributions import (
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from bigdl.runtime.worker import Worker
 
 logger = logging.getLogger("optuna")
+
+T = TypeVar("T")
 
 _CALLS = "trials"  # name of the channel's function
 
@@ -688,9 +690,10 @@ class RemoteTrial(BaseTrial):
 
         return self._suggested(name, compute)
 
-    def _suggested(self, name: str, compute: Callable[[], object]) -> Any:
-        self._params[name] = self.group.shared(f"a suggestion of {name!r}", compute)
-        return self._params[name]
+    def _suggested(self, name: str, compute: Callable[[], T]) -> T:
+        value = self.group.shared(f"a suggestion of {name!r}", compute)
+        self._params[name] = value
+        return value
 
     def _is_joint(self, name: str, distribution: BaseDistribution) -> bool:
         """Return True if the driver would return the parameter that was drawn with others."""
@@ -724,10 +727,11 @@ class RemoteTrial(BaseTrial):
             self.call("set_constraint", key=key, value=float(value))
         self._constraints[key] = float(value)
 
-    def _shared_call(self, method: str, **arguments: object) -> Any:
+    def _shared_call(self, method: str, **arguments: object) -> object:
         """Call the driver from rank 0; return its answer's ``value`` on all ranks."""
         called = " ".join([method, *map(str, arguments.values())])
-        return self.group.shared(called, lambda: self.call(method, **arguments)["value"])
+        value: object = self.group.shared(called, lambda: self.call(method, **arguments)["value"])
+        return value
 
     # Workers of a trial --------------------------------------------------------------------------
 
@@ -745,11 +749,11 @@ class RemoteTrial(BaseTrial):
         """Make the trial's workers the default group of ``torch.distributed``, until its end."""
         self.group.init_process_group()
 
-    def broadcast(self, value: object) -> Any:
+    def broadcast(self, value: T) -> T:
         """Return the value of rank 0 on all workers of the trial; it must be a JSON value."""
         return self.group.broadcast(value)
 
-    def all_gather(self, value: object) -> list[Any]:
+    def all_gather(self, value: T) -> list[T]:
         """Return the values of all workers of the trial in rank order; they must be JSON values."""
         return self.group.all_gather(value)
 
@@ -761,7 +765,7 @@ class RemoteTrial(BaseTrial):
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        stored = self._shared_call("distributions")
+        stored = cast("dict[str, str]", self._shared_call("distributions"))
         return {name: json_to_distribution(text) for name, text in stored.items()}
 
     @property
@@ -802,17 +806,21 @@ class RemoteStudy:
     @property
     def best_value(self) -> float:
         """Best value so far."""
-        return float(self._trial._shared_call("study", attribute="best_value"))
+        return float(cast("float", self._trial._shared_call("study", attribute="best_value")))
 
     @property
     def best_params(self) -> dict[str, Any]:
         """Parameters of the best trial so far."""
-        return dict(self._trial._shared_call("study", attribute="best_params"))
+        return dict(
+            cast("dict[str, Any]", self._trial._shared_call("study", attribute="best_params"))
+        )
 
     @property
     def user_attrs(self) -> dict[str, Any]:
         """User attributes of the study."""
-        return dict(self._trial._shared_call("study", attribute="user_attrs"))
+        return dict(
+            cast("dict[str, Any]", self._trial._shared_call("study", attribute="user_attrs"))
+        )
 
     def stop(self) -> None:
         """Start no more trials; the running trials finish."""

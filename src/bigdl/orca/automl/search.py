@@ -201,8 +201,7 @@ class _TrialObjective:
         config = records.begin(trial)
         if group is not None and group.world_size == 1:
             group = None
-        workers = {} if group is None else group.connection
-        with closing(TrialRun(job, config, **workers)) as run, _released_on_error(run):
+        with closing(_trial_run(job, config, group)) as run, _released_on_error(run):
             while True:
                 step = run.step()
                 if step.is_best and (group is None or group.rank == 0):
@@ -212,6 +211,14 @@ class _TrialObjective:
                 records.report(trial, step)
                 if step.is_last or (records.may_stop(trial) and trial.should_prune()):
                     return step
+
+
+def _trial_run(job: TrialJob, config: Mapping[str, object], group: TrialGroup | None) -> TrialRun:
+    """Create the run of a trial, by this worker or together with the others of a group."""
+    if group is None:
+        return TrialRun(job, config)
+    connection = {"channel": group.channel, "host": group.host}
+    return TrialRun(job, config, group.rank, group.world_size, **connection)
 
 
 @contextmanager
