@@ -55,7 +55,7 @@ def test_trials_share_long_lived_tasks(orca_spark, tmp_path):
         from pyspark import TaskContext
 
         trial.set_user_attr("task", TaskContext.get().taskAttemptId())
-        time.sleep(0.1)
+        time.sleep(0.1 if trial.number else 5)  # the other task may start late
         return objective(trial)
 
     found = study(storage=f"sqlite:///{tmp_path}/study.db")
@@ -104,11 +104,11 @@ def test_a_trial_can_start_local_processes(orca_spark):
         from bigdl.orca.learn.pytorch import Estimator
 
         torch.manual_seed(0)
+        rate = trial.suggest_float("lr", 0.01, 0.1)
         est = Estimator.from_torch(
             model=torch.nn.Linear(4, 1),
-            optimizer=torch.optim.SGD,
+            optimizer=lambda model, config: torch.optim.SGD(model.parameters(), rate),
             loss=torch.nn.MSELoss(),
-            config={"lr": trial.suggest_float("lr", 0.01, 0.1)},
             backend="local",
             workers_per_node=2,
         )
