@@ -59,6 +59,7 @@ def kept_files(yarn: Path) -> list[str]:
     return [" ".join(line.split()[5:]) for line in lines if line.startswith("-")]
 
 
+@pytest.mark.slow
 def test_a_fit_on_yarn_is_exact(yarn, tmp_path):
     there = last_line(run(tmp_path / "there", FIT, on_yarn(yarn), ENVIRONMENT))
     assert len(there["folders"]) == 2  # two containers, with folders too long for a Unix socket

@@ -191,6 +191,7 @@ LIBRARIES = (
 )
 
 
+@pytest.mark.slow
 def test_the_libraries_can_be_imported_on_windows():
     assert run(IMPORTS, "win32", *LIBRARIES).splitlines()[-1] == str(len(LIBRARIES))
 

@@ -5,6 +5,7 @@ from docstring_examples import check, pages_below
 
 
 @pytest.mark.slow_cases(
+    "bigdl.nano.automl",
     "bigdl.nano.openvino",
     "bigdl.nano.pytorch",
     "bigdl.nano.pytorch.vision",

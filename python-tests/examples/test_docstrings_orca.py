@@ -49,6 +49,7 @@ def pages() -> list:
     "bigdl.dllib.utils",
     "bigdl.friesian.feature.pipeline",
     "bigdl.friesian.automl",
+    "bigdl.friesian.stream_training",
     "bigdl.friesian.baselines",
     "bigdl.friesian.metrics",
     "bigdl.friesian.splitters",

@@ -94,6 +94,7 @@ def test_factors_of_spark_prefer_what_similar_users_have(orca_spark):
     assert ((lists["user"] % 2) == (lists["item"] % 2)).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_models_are_compared_over_folds(orca_spark, tmp_path):
     table = FeatureTable.from_pandas(clicks())
     models = {"popular": Popular(), "EASE": EASE(10), "Markov": Markov()}

@@ -43,6 +43,7 @@ def test_a_search_compares_all_models_and_returns_the_best_one(table):
     assert (network.max_len, network.epochs, network.user_col) == (8, 1, "who")
 
 
+@pytest.mark.slow
 def test_a_search_with_other_models_and_metrics_resumes(table, tmp_path):
     def strong(trial, common):
         return EASE(trial.suggest_float("strong.l2", 1, 10), **common["columns"])
@@ -61,6 +62,7 @@ def test_a_search_with_other_models_and_metrics_resumes(table, tmp_path):
     assert 1 <= search.best_model("strong").l2 <= 10
 
 
+@pytest.mark.slow
 def test_a_search_with_other_arguments_or_rows_is_not_resumed(table, tmp_path):
     options = {"storage": f"sqlite:///{tmp_path / 'search.db'}", "resume": True, "n_trials": 1}
     names = ["popular", "markov"]
@@ -72,6 +74,7 @@ def test_a_search_with_other_arguments_or_rows_is_not_resumed(table, tmp_path):
         search_recommenders(table, LastN(2, **COLUMNS), names, **options)
 
 
+@pytest.mark.slow
 def test_a_resumed_search_draws_new_parameters(table, tmp_path):
     options = {"storage": f"sqlite:///{tmp_path / 'search.db'}", "resume": True}
     for _ in range(3):

@@ -139,7 +139,7 @@ def test_a_stage_may_leave_out_items_before_and_after_each_other_one(catalogue, 
 
 def test_a_stage_that_is_late_or_fails_is_answered_by_what_was_found_before(catalogue, caplog):
     stage = InStock()
-    with served(catalogue, stage, 1, deadline=0.3) as (recommender, client, url):
+    with served(catalogue, stage, 1, deadline=1.5) as (recommender, client, url):
         recalled = recommender.recall.candidates(np.array([1]), 5).ids.tolist()
         stage.may_end.clear()
         body = json.dumps({"users": [1, 2], "k": 5}).encode()

@@ -104,6 +104,7 @@ def test_a_null_in_the_time_fails_with_a_sentence(make):
         table.target_encode_by_time("city", "label", "time", [2])[0].compute()
 
 
+@pytest.mark.slow
 def test_counts_and_frequencies_are_those_of_pandas(table, frame):
     groups = ["city", ["city", "kind"]]
     made, counts = table.count_encode(groups)

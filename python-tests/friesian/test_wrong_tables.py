@@ -378,7 +378,7 @@ def test_wrong_tables_indices_and_codes(make):
         assert message in str(caught.value)
 
 
-@pytest.mark.slow_cases("to_dict")
+@pytest.mark.slow_cases("to_dict", "compute", "collect", "<lambda>0", "<lambda>1", "<lambda>2")
 @pytest.mark.parametrize(
     "use",
     [
@@ -409,6 +409,7 @@ def test_a_function_of_apply_that_fails_ends_with_the_users_frames(make, capfd, 
     assert "org.apache.spark" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_long_function_that_fails_is_not_run_as_often_as_tasks_may_fail(make, tmp_path):
     def fails(value):
         (tmp_path / f"{time.monotonic_ns()}").touch()

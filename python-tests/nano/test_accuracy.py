@@ -31,7 +31,7 @@ def digits():
     return model, calibration[:256], x, y
 
 
-@pytest.mark.slow_cases("onnxruntime_int8_qlinear", "openvino_int8")
+@pytest.mark.slow_cases("onnxruntime_int8_qlinear", "openvino_int8", "static_int8")
 @pytest.mark.parametrize("method", nano_accuracy.METHODS)
 def test_a_method_keeps_the_accuracy(digits, method):
     model, calibration, x, y = digits

@@ -198,6 +198,7 @@ torch.testing.assert_close(fast(1000 * x), model(1000 * x))
 """
 
 
+@pytest.mark.slow_cases("class attribute", "patched method")
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_a_changed_program_is_converted_again(tmp_path, kind):
     program = tmp_path / "program.py"

@@ -51,6 +51,7 @@ def training(callbacks=()):
     return faults.weights(estimator)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_rows_and_retries_go_by_rank(two_hosts, tmp_path):
     """Check that rows, training and retries of a rank do not depend on its host."""

@@ -174,6 +174,7 @@ class KillOnce(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_lost_worker_and_the_resume_are_in_the_report(tmp_path):
     kill = KillOnce(str(tmp_path / "killed"))

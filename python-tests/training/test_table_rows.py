@@ -295,6 +295,7 @@ def fit(data, workers, folder, model_dir=None, backend="local", hosts=None, conf
     return estimator
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_workers_of_a_fit_read_the_rows_of_a_table_loader(table, expected, tmp_path, workers):
     fit(table, workers, tmp_path, epochs=2)

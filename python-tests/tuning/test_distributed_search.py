@@ -136,6 +136,7 @@ def test_errors_end_a_search_unless_they_are_caught():
     assert [t.state.name for t in found.trials] == ["COMPLETE"] + ["FAIL"] * 3 + ["COMPLETE"] * 2
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_timeout_and_an_interrupt_end_running_trials(interrupt):
     def endless(trial):

@@ -300,6 +300,7 @@ SEARCH = """
 """
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_killed_search_resumes_without_losing_finished_trials(database, tmp_path, processes):
     program, reached = tmp_path / "search.py", tmp_path / "reached"

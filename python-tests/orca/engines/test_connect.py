@@ -88,11 +88,8 @@ def test_what_needs_no_rdd_gives_the_same(server, tmp_path, program):
         assert repr(one[name]) == repr(other[name]), name
 
 
-@pytest.mark.parametrize(
-    "models",
-    [["mlp"], pytest.param(["cnn", "transformer"], marks=pytest.mark.slow)],
-    ids=["mlp", "others"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("models", [["mlp"], ["cnn", "transformer"]], ids=["mlp", "others"])
 def test_exact_bits_are_those_of_local_workers_for_one_two_and_four(models, tmp_path):
     server = ConnectServer(tmp_path, "local[4,4]")
     try:

@@ -263,6 +263,7 @@ def test_a_failing_input_is_told_from_a_failing_program(orca_spark, engine):
     assert "org.apache.spark" not in text
 
 
+@pytest.mark.slow
 def test_a_long_function_of_the_input_that_fails_is_not_run_four_times(
     orca_spark, engine, tmp_path
 ):

@@ -56,6 +56,7 @@ pytest.mark.fault(TestEngines.test_a_killed_worker_is_named_and_the_next_attempt
 # -- between driver and workers -----------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("ray")
 def test_an_error_in_on_event_ends_the_job(engine, tmp_path):
     def program(worker):
         (tmp_path / "pid").write_text(str(os.getpid()))
@@ -138,7 +139,8 @@ def join_group_if(block, worker):
 
 
 @pytest.mark.slow_cases(
-    "local-blocked_in_a_collective", "local-blocked_in_native_code", "local-blocked_in_python"
+    *("local-blocked_in_a_collective", "local-blocked_in_native_code", "local-blocked_in_python"),
+    *("spark-blocked_in_native_code", "spark-blocked_in_python"),
 )
 @pytest.mark.fault
 @pytest.mark.parametrize(
@@ -161,7 +163,10 @@ def test_dead_worker_does_not_hang_its_peers(engine, tmp_path, block):
     assert_leaves(int((tmp_path / "pid-0").read_text()), block)
 
 
-@pytest.mark.slow_cases("local-blocked_in_native_code", "local-blocked_in_python")
+@pytest.mark.slow_cases(
+    *("local-blocked_in_native_code", "local-blocked_in_python"),
+    *("ray-blocked_in_native_code", "spark-blocked_in_python"),
+)
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("engine_way", "block"),
@@ -196,6 +201,7 @@ def assert_leaves(pid: int, block) -> None:
     assert not faults.is_running(pid)
 
 
+@pytest.mark.slow_cases("ray")
 @pytest.mark.fault
 def test_error_with_a_collective_under_way_is_reported(engine):
     def program(worker):
@@ -214,6 +220,7 @@ def test_error_with_a_collective_under_way_is_reported(engine):
         engine.run(program)
 
 
+@pytest.mark.slow_cases("ray", "spark")
 @pytest.mark.fault
 def test_error_of_a_process_that_its_clean_up_ends_is_reported(engine):
     def program(worker):

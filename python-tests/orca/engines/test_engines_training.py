@@ -113,7 +113,9 @@ class AsItIs(SparkDataFrameFeed):
         return self.direct(name)
 
 
-@pytest.mark.slow_cases("local-float32")
+@pytest.mark.slow_cases(
+    *("local-float32", "spark-float32", "ray-float32", "ray-one has none", "ray-one row")
+)
 @pytest.mark.parametrize(
     ("sizes", "optimizer", "dtype", "tolerance", "shuffle"),
     [
@@ -223,7 +225,7 @@ def test_predict_keeps_rows_columns_and_order(orca_spark, way):
     assert [row.prediction for row in rows] == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.slow_cases("ray")
+@pytest.mark.slow_cases("ray", "spark")
 def test_a_run_that_was_cut_in_two_equals_one_that_was_not(orca_spark, way, undisturbed, tmp_path):
     data, directory = way.data(faults.frame(orca_spark)), str(tmp_path / "model")
     first = faults.estimator(backend=way.backend, model_dir=directory)
@@ -252,7 +254,10 @@ def test_rows_that_do_not_fit_the_model_are_one_sentence(orca_spark, way):
 # -- lost and paused workers --------------------------------------------------------------------
 
 
-@pytest.mark.slow_cases("local-epochs-directory", "local-steps-driver", "ray-epochs-directory")
+@pytest.mark.slow_cases(
+    *("local-epochs-directory", "local-steps-driver", "spark-epochs-directory"),
+    *("ray-epochs-directory", "ray-steps-driver"),
+)
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("trigger", "in_directory", "seed"),

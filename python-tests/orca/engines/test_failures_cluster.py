@@ -116,6 +116,7 @@ def test_lost_executor_is_named(local_cluster, tmp_path):
 # Executors that cannot reach the driver --------------------------------------------------------
 
 
+@pytest.mark.slow_cases("auto")
 @pytest.mark.parametrize("rendezvous", ["rank0", "auto"])
 def test_workers_meet_at_rank_0(local_cluster, monkeypatch, rendezvous):
     """With "auto" after the first program has found that there is no way to the driver."""

@@ -159,6 +159,7 @@ def test_outputs_keep_their_dtypes_and_inputs_theirs():
             est.predict(np.array([row, 2.0]))
 
 
+@pytest.mark.slow
 def test_a_function_of_sql_and_a_packed_model_predict_the_same(trained, frame):
     est, _ = trained
     expected = est.predict(frame, feature_cols="x").collect()
@@ -172,6 +173,7 @@ def test_a_function_of_sql_and_a_packed_model_predict_the_same(trained, frame):
     assert equal(weights(type(est).of_packed_model(data, "local")), weights(est))
 
 
+@pytest.mark.slow
 def test_a_stream_gets_the_predictions_of_a_frame(trained, frame, orca_spark, tmp_path):
     est, _ = trained
     rows = frame.select("x").limit(4)

@@ -183,7 +183,8 @@ def check_equal(
 
 
 @pytest.mark.slow_cases(
-    "tensorflow-adam-1+5+3", "tensorflow-adam-9+0", "torch-adam-9+0", "torch-net-9+0"
+    *("tensorflow-adam-1+5+3", "tensorflow-adam-9+0", "torch-adam-9+0", "torch-net-9+0"),
+    *("tensorflow-net-1+5+3", "torch-net-1+5+3"),
 )
 @shards_param
 @pytest.mark.parametrize("creator", [net, adam])

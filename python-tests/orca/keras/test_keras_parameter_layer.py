@@ -364,6 +364,7 @@ ROWS_OF_TABLES = {
 }
 
 
+@pytest.mark.slow_cases("Adagrad", "all rows move", "clipped")
 @pytest.mark.parametrize("case", ROWS_OF_TABLES.values(), ids=ROWS_OF_TABLES.keys())
 def test_rows_of_a_table_travel_alone(drawn_rows, case):
     """Where the optimizer changes no others, and a batch reads few of them."""

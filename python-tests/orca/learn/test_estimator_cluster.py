@@ -55,6 +55,7 @@ class Executors(Callback):
         (self.folder / f"{runner.rank}").write_text(os.environ["SPARK_LOCAL_DIRS"])
 
 
+@pytest.mark.slow
 def test_every_node_has_a_worker(frame, tmp_path):
     estimator().fit(frame, batch_size=10, callbacks=[Executors(tmp_path)], **COLUMNS)
     directories = {path.name: path.read_text() for path in tmp_path.iterdir()}
@@ -83,6 +84,7 @@ class PowerCut(Callback):
             raise RuntimeError("power cut")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_equals_a_whole_one(frame, tmp_path):
     options = {"epochs": 3, "batch_size": 10, "seed": 2, **COLUMNS}
     whole = estimator()

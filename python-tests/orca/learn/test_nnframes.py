@@ -169,6 +169,7 @@ class Two(nn.Module):
         return self.line(torch.cat([first, second], dim=1))
 
 
+@pytest.mark.slow_cases("chain")
 @pytest.mark.parametrize(
     ("model", "preprocessing"),
     [

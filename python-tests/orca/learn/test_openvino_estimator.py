@@ -59,6 +59,7 @@ def frame(orca_spark):
     return orca_spark.createDataFrame(table).repartition(3, "id").cache()
 
 
+@pytest.mark.slow_cases("four rows")
 def test_one_output_of_every_kind_of_input(single, frame):
     found = single.predict(frame, feature_cols=["x"], batch_size=3)
     assert found.columns == ["id", "x", "y", "prediction"]
@@ -91,6 +92,7 @@ def test_input_cols_say_which_feature_is_which_input(double, orca_spark):
     np.testing.assert_allclose(found, first, atol=1e-6)
 
 
+@pytest.mark.slow_cases("four rows")
 def test_a_function_of_sql_gives_what_predict_gives(single, double, frame, orca_spark):
     function = single.as_udf("x", batch_size=3)
     predicted = single.predict(frame, feature_cols=["x"]).collect()

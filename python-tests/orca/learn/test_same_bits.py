@@ -21,6 +21,7 @@ def rows():
     return random_rows()
 
 
+@pytest.mark.slow_cases("cnn")
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_one_two_and_four_workers_give_the_same_bits(rows, model):
     x, y = rows
@@ -41,6 +42,7 @@ def test_all_engines_give_the_same_bits(rows, engine_way, model, orca_spark):
     assert fitted(rows, model, 2, backend=engine_way.backend) == here
 
 
+@pytest.mark.slow_cases("ignored labels", "of one's own", "sum")
 @pytest.mark.parametrize(
     ("loss", "fit"),
     [
@@ -105,6 +107,7 @@ class Two(nn.Module):
         return self.layer(torch.stack([a, b], 1))
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("others", [1, 2])
 def test_a_fit_that_is_resumed_within_an_epoch_by_other_workers_is_the_undisturbed_one(
     rows, others, tmp_path

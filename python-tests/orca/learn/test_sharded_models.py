@@ -211,6 +211,7 @@ def test_the_state_is_that_of_a_whole_model(table, tmp_path):
     assert_close(weights_of(loaded), weights_of(divided))
 
 
+@pytest.mark.slow
 def test_weights_of_another_dtype_are_converted(table, tmp_path):
     def half(config):
         return Words().to(torch.bfloat16)
@@ -407,6 +408,7 @@ def test_a_fit_that_does_not_fit_is_named_with_its_parts():
         need.check(50 << 20, "host", "use more workers")
 
 
+@pytest.mark.slow
 def test_the_need_of_a_divided_hugging_face_model_is_that_of_its_layers(tmp_path):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "vocab_size": 13}

@@ -54,6 +54,7 @@ def plain(value):
     return [plain(each) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.slow_cases("matrix", "squeezed", "number")
 @pytest.mark.parametrize(
     ("model", "columns", "type_"),
     [

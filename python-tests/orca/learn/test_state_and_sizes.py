@@ -126,6 +126,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused_by_name(tmp_path):
         other.fit(DATA, epochs=1, batch_size=20)
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("workers", [2, 3])
 def test_batch_normalisation_takes_a_short_last_batch(workers):
     est = estimator(lambda config: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1)), None, workers)

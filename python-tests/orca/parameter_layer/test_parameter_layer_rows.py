@@ -132,6 +132,7 @@ def gradients_of(rank, number):
     return gradients
 
 
+@pytest.mark.slow_cases("SparseAdam of Nano-40", "RowwiseAdagrad-40", "Adagrad-40")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 40])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_slices_make_the_updates_of_the_whole(name, ranks):
@@ -147,6 +148,7 @@ def test_slices_make_the_updates_of_the_whole(name, ranks):
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
+@pytest.mark.slow_cases("Adagrad-40-fp32", "RowwiseAdagrad-40-fp32", "SparseAdam of Nano-40-fp32")
 @pytest.mark.parametrize(("ranks", "compression"), [(3, "fp32"), (3, "bf16"), (40, "fp32")])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_changed_rows_are_as_good_as_all(name, ranks, compression):
@@ -266,6 +268,7 @@ def test_a_fit_is_that_of_torch_distributed(orca_spark, name, fit):
             )
 
 
+@pytest.mark.slow_cases("RowwiseAdagrad")
 @pytest.mark.parametrize("name", ["SGD", "RowwiseAdagrad"])
 def test_four_workers_are_one(orca_spark, name):
     one, four = (rated(name, workers=workers, epochs=5, batch=ROWS) for workers in (1, 4))
@@ -293,6 +296,7 @@ def test_a_fit_goes_on_with_other_workers_and_another_backend(orca_spark, tmp_pa
         assert largest_difference(weights(resumed), weights(whole)) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_sharded_embedding_is_such_a_table(orca_spark):
     options = {"config": {"table": ShardedEmbedding}}
     sharded = rated("RowwiseAdagrad", options=options)
@@ -322,6 +326,7 @@ class Tied(Ratings):
         return super().forward(ids) + self.back(self.kinds(ids[:, 1])).mean(1, keepdim=True)
 
 
+@pytest.mark.slow_cases("Towers")
 @pytest.mark.parametrize("kind", [Towers, Tied])
 def test_other_models_with_tables(orca_spark, kind):
     def fitted(backend, **fit):

@@ -43,6 +43,7 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_shuffle_goes_on_where_a_barrier_stage_waits(orca_spark, busy_slot):
     """Tasks of a step can run one after the other; a barrier stage begins with all of them."""

@@ -177,6 +177,7 @@ def folders_of_states(_):
     return [str(f) for d in directories for f in Path(d).glob("bigdl-spool-*-state-*")]
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_weights_that_no_executor_has_any_more_are_given_again(orca_spark):
     plan = plan_of(2)
