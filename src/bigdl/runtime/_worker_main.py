@@ -74,7 +74,7 @@ def serve_fork(connection: Connection, parent: int, cores: Sequence[int]) -> Non
 def _serve(connection: Connection) -> None:
     function: Callable[[Any], Any] | None = None
 
-    def call(item: Any) -> Any:
+    def call(item: Any) -> object:
         nonlocal function
         if function is not None:
             return function(item)

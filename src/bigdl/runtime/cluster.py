@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-__all__ = ["Cluster"]
+__all__ = ["Broadcaster", "Cluster"]
+
+
+class BroadcastBytes(Protocol):
+    """Bytes that every task of a job can read, as a Broadcast of Spark."""
+
+    @property
+    def value(self) -> bytes: ...
+
+
+class Broadcaster(Protocol):
+    """Object that distributes bytes to all tasks, as a SparkContext."""
+
+    def broadcast(self, data: bytes, /) -> BroadcastBytes:
+        """Distribute bytes; return an object whose ``value`` is the bytes in every process."""
 
 
 class Cluster(Protocol):
@@ -35,7 +49,7 @@ class Cluster(Protocol):
         store, and with ``"files"`` all workers read files that the driver writes.
     asks_encryption : str
         Name of the setting that requires encryption between processes; "" if there is none.
-    broadcaster : object
+    broadcaster : Broadcaster
         Its ``broadcast(data)`` distributes bytes to all tasks, as a SparkContext's does.
     """
 
@@ -64,7 +78,7 @@ class Cluster(Protocol):
     def asks_encryption(self) -> str: ...
 
     @property
-    def broadcaster(self) -> Any: ...
+    def broadcaster(self) -> Broadcaster: ...
 
     def slots(self) -> int:
         """Return the number of tasks that can run concurrently."""

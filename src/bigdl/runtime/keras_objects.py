@@ -25,7 +25,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -155,7 +155,7 @@ def _json_of(value: object) -> str:
     return json.dumps(keras.saving.serialize_keras_object(value))
 
 
-def reduce_keras_object(value: object) -> Any:
+def reduce_keras_object(value: Any) -> object:
     """Return the pickle reduction of a Keras object or ``tf.function``, or NotImplemented.
 
     The receiver traces a ``tf.function`` again, without XLA, which cannot call Python.
@@ -176,7 +176,7 @@ def reduce_keras_object(value: object) -> Any:
     return NotImplemented
 
 
-def _tf_function(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+def _tf_function(function: Callable[..., Any], options: dict[str, Any]) -> object:
     return importlib.import_module("tensorflow").function(function, **options)
 
 
@@ -266,9 +266,9 @@ def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
     """Context manager that makes Keras resolve names in a configuration to the given objects."""
 
     def load(
-        code: Any, defaults: object = None, closure: object = None, globs: object = None
-    ) -> Any:
-        return objects[code[0] if isinstance(code, list | tuple) else code]
+        code: str | Sequence[str], defaults: object = None, closure: object = None, globs: object = None
+    ) -> object:
+        return objects[code if isinstance(code, str) else code[0]]
 
     with _replace_lambda_functions(load=load), keras.saving.custom_object_scope(dict(objects)):
         yield
@@ -305,7 +305,7 @@ def _replace_lambda_functions(dump: Any = None, load: Any = None) -> Iterator[No
 
     def dispatcher(replacement: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def function(*arguments: Any, **keywords: Any) -> Any:
+        def function(*arguments: Any, **keywords: Any) -> object:
             is_ours = replacement is not None and threading.get_ident() == thread
             return (replacement if is_ours else original)(*arguments, **keywords)
 
@@ -514,7 +514,7 @@ class _AttributePickler(cloudpickle.Pickler):
             return len(self._objects) - 1
         return None
 
-    def reducer_override(self, value: object) -> Any:
+    def reducer_override(self, value: Any) -> object:
         """Return the pickle reduction of a Keras object or tracked container."""
         if isinstance(
             value, _class_if_imported("keras.src.saving.keras_saveable", "KerasSaveable")
@@ -537,7 +537,7 @@ class _AttributeUnpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(content))
         self._owner, self._objects = owner, objects
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: Any) -> object:
         return self._owner if pid == "owner" else self._objects[pid]
 
 

@@ -416,7 +416,7 @@ class LocalWorker(WorkerProcess):
 def _make_caller() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...], str | None]], Any]:
     import torch  # noqa: F401 - takes seconds, and every program needs it
 
-    def run(call: tuple[Callable[..., Any], tuple[Any, ...], str | None]) -> Any:
+    def run(call: tuple[Callable[..., Any], tuple[Any, ...], str | None]) -> object:
         function, arguments, directory = call
         if directory is not None and directory != _working_directory():
             os.chdir(directory)  # resolve relative paths as the program does

@@ -20,12 +20,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.platform.files import map_private, memory_file, write_at
 from bigdl.common.platform.network import can_send_files
 from bigdl.runtime.serialization import value_pickler
+
+if TYPE_CHECKING:
+    import torch
 
 _IN_MEMORY_FILE = 1 << 18  # minimum bytes for a memory file
 _PIECE = 1 << 30  # bytes of the content that the pipe carries at once
@@ -190,14 +193,14 @@ def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
 @functools.cache
 def _pickler() -> type:
     class TensorPickler(value_pickler()):  # type: ignore[misc]  # created on first use
-        def reducer_override(self, value: object) -> Any:
+        def reducer_override(self, value: object) -> object:
             reduced = _reduced_tensor(value)
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 
     return TensorPickler
 
 
-def _reduced_tensor(value: Any) -> Any:
+def _reduced_tensor(value: Any) -> object:
     """Return a pickle reduction that rebuilds a plain CPU tensor from its bytes."""
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not getattr(torch, "Tensor", None):
@@ -213,7 +216,9 @@ def _reduced_tensor(value: Any) -> Any:
     return _rebuilt_tensor, (content, tensor.dtype, tuple(dense.shape), order)
 
 
-def _rebuilt_tensor(content: Any, dtype: Any, shape: tuple[int, ...], order: list[int]) -> Any:
+def _rebuilt_tensor(
+    content: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, ...], order: list[int]
+) -> torch.Tensor:
     import torch
 
     if 0 in shape:

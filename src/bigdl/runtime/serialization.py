@@ -70,7 +70,7 @@ def value_pickler() -> type:
     import cloudpickle
 
     class ValuePickler(cloudpickle.Pickler):
-        def reducer_override(self, value: object) -> Any:
+        def reducer_override(self, value: object) -> object:
             if type(value) is not types.CodeType:
                 reduction: Any = NotImplemented
                 if "keras" in sys.modules or "tensorflow" in sys.modules:
@@ -196,7 +196,7 @@ class SafePickle:
         return digest_of(data) if return_digest else None
 
     @classmethod
-    def dumps(cls, obj: object, return_digest: bool = False, **kwargs: Any) -> Any:
+    def dumps(cls, obj: object, return_digest: bool = False, **kwargs: Any) -> bytes | tuple[bytes, str]:
         """Pickle an object; return bytes, or (bytes, digest) with `return_digest`."""
         data = pickle.dumps(obj, **kwargs)
         return (data, digest_of(data)) if return_digest else data

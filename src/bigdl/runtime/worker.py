@@ -85,7 +85,7 @@ class Worker:
         self._cleaner: threading.Thread | None = None
 
     @property
-    def line(self) -> Any:
+    def line(self) -> Any:  # the AttemptChannel of a job, which few programs need
         """Former name of `channel`."""
         return self.channel
 

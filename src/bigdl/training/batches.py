@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from bigdl.runtime.worker import Worker
 
 T = TypeVar("T")
+BatchForm: TypeAlias = (
+    "tuple[torch.dtype, int] | dict[Any, BatchForm] | list[BatchForm] | None"
+)
+"""Dtype and dimension count of each tensor of a batch, in the structure of the batch."""
 
 
 def casts(
@@ -145,13 +149,13 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tenso
 # -- batches of a loader, whose dtypes are known only when they exist ------------------------------
 
 
-def zero_column(leaves: list[Any], rows: int) -> Any:
+def zero_column(leaves: list[Any], rows: int) -> np.ndarray | dict[str | None, np.ndarray]:
     """Build `rows` rows of zeros or empty texts for a column with the dtypes in `leaves`."""
     arrays = {key: np.zeros((rows, *shape), dtype) for key, dtype, shape in leaves}
     return arrays.get(None, arrays)
 
 
-def form_of(batch: object) -> Any:
+def form_of(batch: object) -> BatchForm:
     """Return the dtype and dimension count of each tensor, in the structure of the batch."""
     import torch
 
@@ -162,26 +166,23 @@ def form_of(batch: object) -> Any:
     return [form_of(value) for value in batch] if isinstance(batch, list | tuple) else None
 
 
-def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
+def in_form(batch: T, form: BatchForm, name: str = "batch") -> T:
     """Cast the tensors of a batch to the dtypes of another batch, where their structures agree."""
     import torch
 
-    if isinstance(batch, torch.Tensor):
-        is_alike = (
-            isinstance(form, tuple)
-            and form[1] == batch.ndim
-            and (form[0] == torch.bool) == (batch.dtype == torch.bool)
-        )
-        label = f"'{name}' of validation_data"
-        return in_dtype(batch, form[0], label) if is_alike and form[0] != batch.dtype else batch
-    if isinstance(batch, Mapping) and isinstance(form, dict):
-        return {key: in_form(value, form.get(key), str(key)) for key, value in batch.items()}
-    if type(batch) in (list, tuple) and isinstance(form, list) and len(form) == len(batch):
-        casted = [
-            in_form(v, f, f"{name}[{i}]") for i, (v, f) in enumerate(zip(batch, form, strict=True))
-        ]
-        return type(batch)(casted)
-    return batch
+    result: Any = batch
+    if isinstance(batch, torch.Tensor) and isinstance(form, tuple):
+        dtype, dimensions = form
+        is_alike = dimensions == batch.ndim
+        is_alike = is_alike and (dtype == torch.bool) == (batch.dtype == torch.bool)
+        if is_alike and dtype != batch.dtype:
+            result = in_dtype(batch, dtype, f"'{name}' of validation_data")
+    elif isinstance(batch, Mapping) and isinstance(form, dict):
+        result = {key: in_form(value, form.get(key), str(key)) for key, value in batch.items()}
+    elif type(result) in (list, tuple) and isinstance(form, list) and len(form) == len(result):
+        pairs = enumerate(zip(result, form, strict=True))
+        result = type(result)(in_form(v, f, f"{name}[{i}]") for i, (v, f) in pairs)
+    return cast("T", result)
 
 
 def shuffle_memory(config: dict[str, Any], threads: int) -> int:
@@ -278,12 +279,12 @@ class BatchSource(ABC):
         """Return the number of rows in a shuffle window, or 0 if all rows fit in `memory` bytes."""
 
     @abstractmethod
-    def order(self, of: Pass) -> Any:
+    def order(self, of: Pass) -> object:
         """Return the order of the rows in a pass."""
 
     def order_of_pass(
         self, plan: BatchPlan, settings: RunSettings, number: int, rank: int, window: int, step: int
-    ) -> Any:
+    ) -> object:
         """Return the row order of a pass whose batches are read starting with batch `step`."""
         plan = copy.copy(plan)  # it caches the last position
 
@@ -312,7 +313,7 @@ class BatchSource(ABC):
         """
 
     @abstractmethod
-    def order_of_share(self, share: np.ndarray, of: Pass) -> Any:
+    def order_of_share(self, share: np.ndarray, of: Pass) -> object:
         """Return the row order of a pass that reads only the rows in `share`."""
 
     def facts(self, window: int) -> dict[str, Any]:
@@ -326,7 +327,7 @@ class BatchSource(ABC):
         }
 
     @abstractmethod
-    def in_order(self, batch_size: int) -> Any:
+    def in_order(self, batch_size: int) -> object:
         """Return the row order of an evaluation in batches of `batch_size` rows."""
 
     @abstractmethod
@@ -707,7 +708,7 @@ def _as_words(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.reshape(len(tensor), -1).view(torch.int64)[:, 0]
 
 
-def _target(tensor: object) -> Any:
+def _target(tensor: object) -> object:
     """Convert small integer targets to int64, which classification losses need."""
     import torch
 

@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from bigdl.common.errors import UsageError, WorkerLost, one_line
 from bigdl.common.timeouts import VOTE_S
@@ -66,6 +66,8 @@ from bigdl.training.slices import SavedSlices
 from bigdl.training.state import RunningState, dumps, loads
 from bigdl.training.table_rows import TableRows
 from bigdl.training.timing import StepSums, rank_numbers, rank_times
+
+ResultT = TypeVar("ResultT")
 
 if TYPE_CHECKING:
     import numpy as np
@@ -692,8 +694,10 @@ class TrainingStep(ABC):
         """Send the changes that callbacks made to the model to the other processes."""
 
 
-class Checkpointer(ABC):
+class Checkpointer(ABC, Generic[ResultT]):
     """Interface for saving and restoring the states of a fit.
+
+    `ResultT` is what :meth:`finish` returns, which becomes the result of the fit's program.
 
     Attributes
     ----------
@@ -729,7 +733,7 @@ class Checkpointer(ABC):
         raise error
 
     @abstractmethod
-    def finish(self, is_changed: bool) -> Any:
+    def finish(self, is_changed: bool) -> ResultT:
         """Save the final state; return the information that the driver needs to find it.
 
         Parameters
@@ -740,19 +744,19 @@ class Checkpointer(ABC):
 
 
 @dataclass
-class EpochRunner:
+class EpochRunner(Generic[ResultT]):
     """Loop over the epochs of a fit, which all workers run together."""
 
     context: FitContext
     triggers: Triggers
     hooks: Hooks
     step: TrainingStep
-    checkpointer: Checkpointer
+    checkpointer: Checkpointer[ResultT]
     _spent: dict[str, float] = field(default_factory=dict)  # since the last record
     _recorded_at: float = 0.0
     _is_changed: bool | None = None  # by the hooks of the end; None before
 
-    def run(self) -> Any:
+    def run(self) -> ResultT:
         """Train until the fit is over; return the result of :meth:`Checkpointer.finish`."""
         state = self.context.state
         if not getattr(self.context.worker, "group", 0):
@@ -998,7 +1002,7 @@ class WorkerStep(TrainingStep):
         """Return the ids of this worker's remaining rows in the epoch; None if rows have no ids."""
 
 
-class WorkerCheckpointer(Checkpointer):
+class WorkerCheckpointer(Checkpointer[dict[str, Any]]):
     """Checkpoints and resume in a worker; all ranks call its methods together.
 
     Parameters

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bigdl.common.errors import LazyModule
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 else:
     torch = LazyModule("torch", "orca")
+
+T = TypeVar("T")
 
 ROWS, SUM, DIVISOR, UNKNOWN = "rows", "sum", "divisor", "unknown"
 _CODES = ("", ROWS, SUM, DIVISOR, UNKNOWN)  # exchanged between workers; "" is undecided
@@ -318,7 +320,7 @@ def readable_graph() -> Iterator[None]:
 # -- trees of tensors ------------------------------------------------------------------------------
 
 
-def map_tensors(function: Callable[..., Any], value: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor | None], value: T) -> T:
     """Apply a function to each tensor of a nested structure.
 
     Parameters
@@ -327,25 +329,24 @@ def map_tensors(function: Callable[..., Any], value: Any) -> Any:
     value : tensor, tuple, named tuple, list, dict, dataclass or None
         Structure; other objects, such as a cache, are returned unchanged.
     """
+    out: Any = value
     if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
+        out = function(value)
+    elif isinstance(value, Mapping):
         try:
             out = copy.copy(value)  # keep its class
             for key, each in value.items():
-                out[key] = map_tensors(function, each)  # type: ignore[index]
-            return out
+                out[key] = map_tensors(function, each)
         except TypeError:
-            return value
-    if isinstance(value, tuple | list):
+            out = value
+    elif isinstance(value, tuple | list):
         mapped = [map_tensors(function, each) for each in value]
-        return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        out = type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         out = copy.copy(value)
         for name in value.__dataclass_fields__:
             object.__setattr__(out, name, map_tensors(function, getattr(value, name)))
-        return out
-    return value
+    return cast("T", out)
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
@@ -360,7 +361,7 @@ def tensors_in(value: object) -> list[torch.Tensor]:
     return tensors
 
 
-def rows_at(value: object, index: torch.Tensor, rows: int) -> Any:
+def rows_at(value: T, index: torch.Tensor, rows: int) -> T:
     """Select rows of all tensors that have `rows` rows, and detach the others."""
 
     def taken(tensor: torch.Tensor) -> torch.Tensor:
@@ -373,7 +374,7 @@ def rows_at(value: object, index: torch.Tensor, rows: int) -> Any:
     return map_tensors(taken, value)
 
 
-def requiring_grad(value: object) -> Any:
+def requiring_grad(value: T) -> T:
     """Copy a structure; its floating-point and complex tensors are leaves that need gradients."""
 
     def leaf(tensor: torch.Tensor) -> torch.Tensor:

@@ -361,25 +361,26 @@ def move(built: Any, device: torch.device) -> None:
                 state[key] = value.to(parameter.device)
 
 
-def to_device(value: Any, device: torch.device) -> Any:
+def to_device(value: T, device: torch.device) -> T:
     """Move the tensors in nested lists, tuples and dicts to a device."""
     return value if device.type == "cpu" else _moved(value, device)
 
 
-def to_cpu(value: Any) -> Any:
+def to_cpu(value: T) -> T:
     """Move the tensors in nested lists, tuples and dicts to the CPU."""
     return _moved(value, "cpu")
 
 
-def _moved(value: Any, device: torch.device | str) -> Any:
+def _moved(value: T, device: torch.device | str) -> T:
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_moved(v, device) for v in value))
-    if type(value) in (list, tuple):
-        return type(value)(_moved(v, device) for v in value)
-    if type(value) is dict:
-        return {key: _moved(v, device) for key, v in value.items()}
-    return value
+    result: Any = value
+    if isinstance(result, torch.Tensor):
+        result = result.to(device)
+    elif isinstance(result, tuple) and hasattr(result, "_fields"):
+        result = type(result)(*(_moved(v, device) for v in result))
+    elif type(result) in (list, tuple):
+        result = type(result)(_moved(v, device) for v in result)
+    elif type(result) is dict:
+        result = {key: _moved(v, device) for key, v in result.items()}
+    return cast("T", result)

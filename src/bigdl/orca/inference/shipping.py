@@ -21,7 +21,7 @@ from bigdl.runtime.serialization import pickled_by_value
 from bigdl.training.state import device_of_task, isolated_rng
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from bigdl.runtime.cluster import Broadcaster
 
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = (
@@ -104,7 +104,7 @@ class ShippedModel:
     model : object
         A picklable snapshot. ``load_on(device)`` loads it on a device and returns a
         :class:`LoadedModel`.
-    sc : pyspark.SparkContext
+    sc : Broadcaster
     origin : tuple
         Values that the model was built from, for :meth:`has_origin`.
 
@@ -112,10 +112,10 @@ class ShippedModel:
     ----------
     digest : str
         Digest of the broadcast bytes.
-    broadcast : pyspark.Broadcast
+    broadcast : BroadcastBytes
     """
 
-    def __init__(self, model: object, sc: SparkContext, origin: tuple):
+    def __init__(self, model: object, sc: Broadcaster, origin: tuple):
         self._origin = sc, *origin
         advice = "create such objects inside the model creator instead"
         data = pickled_by_value(model, "The model cannot be shipped to the workers", advice)
@@ -123,12 +123,12 @@ class ShippedModel:
         self.broadcast = sc.broadcast(data)
 
     @property
-    def owner(self) -> SparkContext:
-        """The SparkContext that broadcast the model."""
+    def owner(self) -> Broadcaster:
+        """Object that broadcast the model."""
         return self._origin[0]
 
     def has_origin(self, *origin) -> bool:
-        """Return True if the model was built from these values, starting with the SparkContext."""
+        """Return True if the model was built from these values, starting with its owner."""
         return len(origin) == len(self._origin) and all(
             old is new or (isinstance(old, str | int) and old == new)
             for old, new in zip(self._origin, origin, strict=True)
@@ -151,7 +151,7 @@ class ShippedModel:
 
 
 def ship_model(
-    make: Callable[[], Any], previous: ShippedModel | None, sc: SparkContext, *origin: object
+    make: Callable[[], Any], previous: ShippedModel | None, sc: Broadcaster, *origin: object
 ) -> ShippedModel:
     """Broadcast a model, or reuse the previous broadcast if `origin` is the same.
 
@@ -161,7 +161,7 @@ def ship_model(
         Returns the model to pickle.
     previous : ShippedModel, optional
         The latest broadcast.
-    sc : pyspark.SparkContext
+    sc : Broadcaster
     *origin
         Values that the model is built from. Strings and integers are compared by value, other
         objects by identity.

@@ -93,7 +93,7 @@ class CollectiveRecord:
         else:  # only rank 0 has the result of a gather
             self._results.append([name, None if name == "gather" else result])
 
-    def next_result(self, name: str) -> Any:
+    def next_result(self, name: str) -> object:
         """Return the recorded result of the next collective."""
         results = cast("list[Any]", self._results)
         if self._next == len(results) or results[self._next][0] != name:

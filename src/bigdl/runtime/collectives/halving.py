@@ -178,7 +178,7 @@ class HalvingDoubling:
             work.wait()
 
 
-def _sum(values: Sequence[Any]) -> Any:
+def _sum(values: Sequence[Number]) -> Number:
     """Return the sum of tensors, added from left to right."""
     return functools.reduce(operator.add, values)
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bigdl.common.errors import UsageError
 
@@ -174,14 +174,13 @@ class Distinct:
         self.inverse = torch.from_numpy(inverse)
         self._order, self._starts = torch.from_numpy(order), torch.from_numpy(starts)
 
-    def expand(self, rows: torch.Tensor) -> Any:
+    def expand(self, rows: torch.Tensor) -> torch.Tensor:
         """Expand the rows of the distinct keys to one row per original key.
 
         The gradient of a row is the sum of its keys' gradients, in order.
         """
-        return _expand_function()(rows, self.inverse, self._order, self._starts).view(
-            *self._shape, rows.shape[1]
-        )
+        expanded = _expand_function()(rows, self.inverse, self._order, self._starts)
+        return expanded.view(*self._shape, rows.shape[1])
 
 
 def _sort_with_indices(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -203,7 +202,7 @@ def _sort_with_indices(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.cache
-def _expand_function() -> Any:
+def _expand_function() -> Callable[..., torch.Tensor]:
     """Import torch and return the autograd function that :meth:`Distinct.expand` applies."""
     import torch
 
@@ -268,7 +267,7 @@ class RowExchange:
         """Mark the start of a batch's forward pass."""
         self._is_finished = False
 
-    def fetch(self, table: int, ids: torch.Tensor) -> Any:
+    def fetch(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of `ids`; transfer each distinct row and its gradient only once.
 
         Parameters
@@ -297,7 +296,8 @@ class RowExchange:
             end - start for start, end in itertools.pairwise(rows.ends(distinct.keys, world_size))
         ]
         request = rows.request(distinct.keys, distinct.counts, world_size)
-        return distinct.expand(self._round(table, request, counts, wants_gradient))
+        received = self._round(table, request, counts, wants_gradient)
+        return distinct.expand(cast("torch.Tensor", received))  # this rank reads a table
 
     def finish(self) -> None:
         """End a forward pass: serve rows to other ranks until every rank ends its forward pass."""
@@ -311,7 +311,7 @@ class RowExchange:
 
     def _round(
         self, table: int, request: torch.Tensor, counts: list[int], wants_gradient: bool
-    ) -> Any:
+    ) -> torch.Tensor | None:
         """Exchange rows with all ranks; return the requested rows, or None if no rank reads any."""
         import torch
 

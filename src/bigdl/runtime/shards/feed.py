@@ -129,12 +129,12 @@ class Feed(ABC):
     is_in_spark: bool = False
 
     @property
-    def version(self) -> Any:
+    def version(self) -> object:
         """JSON-serializable version of the rows, or None for an input without versions."""
         return None
 
     @property
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """JSON value that, with name and version, identifies the rows; None if unknown."""
         return None
 
@@ -164,7 +164,7 @@ class Feed(ABC):
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         """Check the input; return the input plan that distributes rows to `num_workers` tasks."""
 
-    def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> object:
         """Return the input with predictions, in the same type and row order.
 
         Raises

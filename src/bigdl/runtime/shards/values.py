@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _ROLE = re.compile(r"(?P<role>[xy])\[(?P<index>[0-9]+)\]")
 _SIGNED = {2: "int32", 4: "int64", 8: "int64"}
 
+T = TypeVar("T")
 Column = tuple[str, str | None, np.ndarray]  # name, key of a dict, values
 
 
@@ -261,7 +262,7 @@ def _from_series(series: pd.Series, name: str) -> npt.NDArray[Any]:
     )
 
 
-def _with_nan(values: Any) -> Any:
+def _with_nan(values: Any) -> object:
     """Convert a numeric Series with nulls to an array with NaN; return other values as is."""
     if not hasattr(values, "isna") or getattr(values, "ndim", 0) != 1 or not values.isna().any():
         return values
@@ -353,13 +354,18 @@ def split_evenly(rows: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(ends))
 
 
-def join_shards(parts: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
+def join_shards(parts: Sequence[T], join: Callable[[Sequence[Any]], Any] | None = None) -> T:
     """Join the arrays of equally structured containers, by default with numpy.concatenate."""
-    join = join or np.concatenate
-    first = parts[0]
+    join = join or cast("Callable[[Sequence[Any]], Any]", np.concatenate)
+    first: Any = parts[0]
+    result: Any
     if isinstance(first, dict):
-        return {key: join_shards([part[key] for part in parts], join) for key in first}
-    if isinstance(first, list | tuple):
-        joined = [join_shards(each, join) for each in zip(*parts, strict=True)]
-        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
-    return join(parts)
+        containers = cast("Sequence[dict[Any, Any]]", parts)
+        result = {key: join_shards([part[key] for part in containers], join) for key in first}
+    elif isinstance(first, list | tuple):
+        columns = zip(*cast("Sequence[Sequence[Any]]", parts), strict=True)
+        joined = [join_shards(each, join) for each in columns]
+        result = type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    else:
+        result = join(parts)
+    return cast("T", result)

@@ -118,7 +118,7 @@ class LayerRows:
         self.is_training = is_training
         self._lookups.clear()
 
-    def lookup(self, anchor: tf.Tensor, ids: tf.Tensor) -> Any:
+    def lookup(self, anchor: tf.Tensor, ids: tf.Tensor) -> tf.Tensor | jax.Array | torch.Tensor:
         """Return the rows of `ids` as tensors of the Keras backend.
 
         Parameters
@@ -185,14 +185,14 @@ class LayerRows:
 
     # -- the JAX backend -------------------------------------------------------------------------
 
-    def _in_step(self, anchor: jax.Array, ids: jax.Array) -> Any:
+    def _in_step(self, anchor: jax.Array, ids: jax.Array) -> jax.Array:
         import jax
         from jax.experimental import io_callback
 
         number_form = jax.ShapeDtypeStruct((), "int32")
         done_form = jax.ShapeDtypeStruct((), "float32")
 
-        def ask(anchor: jax.Array, ids: jax.Array) -> Any:
+        def ask(anchor: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
             shape = *ids.shape, anchor.shape[1]
             forms = jax.ShapeDtypeStruct(shape, anchor.dtype), number_form
 
@@ -201,10 +201,11 @@ class LayerRows:
 
             answer = partial(self.errors.instead, zeros, self._answer)
             # ordered: all lookups run before the gradients of the step are all-reduced
-            return io_callback(answer, forms, ids, ordered=True)
+            rows, number = io_callback(answer, forms, ids, ordered=True)
+            return rows, number
 
         @jax.custom_vjp
-        def lookup(anchor: jax.Array, ids: jax.Array) -> Any:
+        def lookup(anchor: jax.Array, ids: jax.Array) -> jax.Array:
             return ask(anchor, ids)[0]
 
         def forward(anchor: jax.Array, ids: jax.Array) -> tuple[Any, Any]:
@@ -407,8 +408,9 @@ class _States:
     def get(self, weight: torch.Tensor, default: object = None) -> Any:
         return self._of[id(weight)].state.get(weight, default)
 
-    def __getitem__(self, weight: torch.Tensor) -> Any:
-        return self._of[id(weight)].state[weight]
+    def __getitem__(self, weight: torch.Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self._of[id(weight)].state[weight]
+        return state
 
 
 @contextlib.contextmanager

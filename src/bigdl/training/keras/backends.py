@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -36,6 +36,12 @@ else:
     tf = LazyModule("tensorflow", "tf")
     torch = LazyModule("torch", "orca")
 
+
+Logs: TypeAlias = "dict[str, Any]"
+"""Metrics by name, as a step of Keras returns them: numbers or tensors."""
+
+KerasBatch: TypeAlias = "tuple[Any, ...] | dict[str, Any]"
+"""Batch of a step: ``(x, y, sample_weight)``, or a dict for a model with its own step."""
 
 _BACKENDS = ("tensorflow", "torch", "jax")
 
@@ -158,18 +164,19 @@ class Steps:
     def __init__(self, model: keras.Model):
         self._model = model
 
-    def train(self, batch: tuple[Any, ...]) -> Any:
-        """Run a training step with ``(x, y, sample_weight)`` and return its logs."""
+    def train(self, batch: KerasBatch) -> Any:
+        """Run the model's ``train_step`` and return its result, which is usually the logs."""
         self._model.train()
         return self._model.train_step(_map(_torch_tensor, batch))
 
-    def test(self, batch: tuple[Any, ...]) -> Any:
+    def test(self, batch: KerasBatch) -> Logs:
         """Return the logs of a test step."""
         self._model.eval()
         with torch.no_grad():
-            return self._model.test_step(_map(_torch_tensor, batch))
+            logs: Logs = self._model.test_step(_map(_torch_tensor, batch))
+        return logs
 
-    def predict(self, inputs: Tensors) -> Any:
+    def predict(self, inputs: Tensors) -> Tensors:
         """Return the predictions for ``x`` as arrays."""
         self._model.eval()
         with torch.no_grad():
@@ -184,16 +191,17 @@ class _TensorFlowSteps(Steps):
         super().__init__(model)
         self._traced: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def train(self, batch: tuple[Any, ...]) -> Any:
+    def train(self, batch: KerasBatch) -> Any:
         return self._run("train_step", batch)
 
-    def test(self, batch: tuple[Any, ...]) -> Any:
-        return self._run("test_step", batch)
+    def test(self, batch: KerasBatch) -> Logs:
+        logs: Logs = self._run("test_step", batch)
+        return logs
 
-    def predict(self, inputs: Tensors) -> Any:
+    def predict(self, inputs: Tensors) -> Tensors:
         return _map(_array, self._run("predict_step", (inputs,)))
 
-    def _run(self, name: str, batch: tuple[Any, ...]) -> Any:
+    def _run(self, name: str, batch: KerasBatch) -> Any:
         batch, step = _map(_tf_tensor, batch), getattr(self._model, name)
         if self._model.run_eagerly:
             return step(batch)
@@ -212,22 +220,23 @@ class _JaxSteps(Steps):
     They are the functions of Keras ``fit``, so a custom ``train_step(state, data)`` is respected.
     """
 
-    def train(self, batch: tuple[Any, ...]) -> Any:
+    def train(self, batch: KerasBatch) -> Any:
         model = self._model
         model.make_train_function()
         optimizer = () if model.optimizer is None else model.optimizer.variables
         return self._run(model.train_function, batch, optimizer, model.metrics_variables)
 
-    def test(self, batch: tuple[Any, ...]) -> Any:
+    def test(self, batch: KerasBatch) -> Logs:
         model = self._model
         model.make_test_function()
-        return self._run(model.test_function, batch, model.metrics_variables)
+        logs: Logs = self._run(model.test_function, batch, model.metrics_variables)
+        return logs
 
-    def predict(self, inputs: Tensors) -> Any:
+    def predict(self, inputs: Tensors) -> Tensors:
         return self._model.predict_on_batch(_map(jax_array, inputs))
 
     def _run(
-        self, function: Callable[..., Any], batch: tuple[Any, ...], *more: Sequence[Any]
+        self, function: Callable[..., Any], batch: KerasBatch, *more: Sequence[Any]
     ) -> Any:
         import jax
 

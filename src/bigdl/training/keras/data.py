@@ -45,6 +45,7 @@ from bigdl.training.batches import (
     zero_column,
 )
 from bigdl.training.position import RunSettings
+from bigdl.training.keras.backends import KerasBatch
 from bigdl.training.remaining_rows import RemainingBatches
 from bigdl.training.table_rows import in_table_order
 
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    from bigdl.common.types import Tensors
+    from bigdl.common.types import Tensor, Tensors
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.shards.shard import Shard
     from bigdl.runtime.worker import Worker
@@ -127,13 +128,13 @@ class BatchArguments:
         loose = not targets or outputs is not targets
         return cls(names, by_name, weighted, class_weight, outputs or None, order, any_form, loose)
 
-    def inputs(self, features: Sequence[Any]) -> Any:
+    def inputs(self, features: Sequence[Any]) -> Tensors:
         """Build the model's input ``x`` from the feature columns."""
         if self.by_name:
             return dict(zip(self.names or (), features, strict=True))
         return features[0] if len(features) == 1 else tuple(features)
 
-    def __call__(self, columns: Any) -> Any:
+    def __call__(self, columns: Any) -> KerasBatch:
         """Build a batch from feature columns and a target, or a tuple of targets."""
         if isinstance(columns, dict):
             if self.takes_any:
@@ -165,7 +166,7 @@ class BatchArguments:
                 columns=list(self.outputs),
             ) from error
 
-    def _of_outputs(self, target: object) -> Any:
+    def _of_outputs(self, target: object) -> object:
         """Arrange targets by name in the structure of the model's outputs."""
         outputs = cast("Sequence[str]", self.outputs)
         if isinstance(target, dict):
@@ -230,7 +231,7 @@ def _is_pair(spec: object) -> bool:
     return isinstance(spec, tuple) and len(spec) in (2, 3)
 
 
-def _structure_of(model: keras.Model, name: str) -> Any:
+def _structure_of(model: keras.Model, name: str) -> Any:  # as the model's functions return it
     """Return a model's ``input``, ``output`` or ``output_names``; None before it is built."""
     try:
         return getattr(model, name)
@@ -313,18 +314,18 @@ class ColumnRows:
         self._data = data
         self.known = data.facts(data.window(shuffle_memory(config, worker.threads)))
 
-    def example(self, types: list[Any] | None, assembly: BatchArguments) -> tuple[Any, ...]:
+    def example(self, types: list[Any] | None, assembly: BatchArguments) -> KerasBatch:
         """Return a one-row batch of zeros and empty texts if `types` are known, else a real row."""
         if types is not None:
             inputs, targets = ([zero_column(each, 1) for each in columns] for columns in types)
             target = targets[0] if len(targets) == 1 else tuple(targets)
-            return cast("tuple[Any, ...]", assembly([*inputs, target]))
+            return assembly([*inputs, target])
         if not self._data.rows:
             raise UsageError(
                 "The loader has fewer samples than there are workers; use fewer workers",
                 code="data-empty",
             )
-        return cast("tuple[Any, ...]", assembly(self._data.batch(0, 1)))
+        return assembly(self._data.batch(0, 1))
 
     def plan(self, settings: RunSettings, everyone: list[dict[str, Any]]) -> BatchLayout:
         """Plan the batches of all workers."""
@@ -387,7 +388,7 @@ class ColumnRows:
 
     def batches(
         self, assembly: BatchArguments, batch_size: int | None, world_size: int, limit: int | None
-    ) -> Iterator[tuple[tuple[Any, ...], int]]:
+    ) -> Iterator[tuple[KerasBatch, int]]:
         """Yield each batch of this worker's rows, in order, and its number of rows."""
         size = max(1, (batch_size or 1) // world_size)
         for rows, batch in itertools.islice(self._data.in_batches(size), limit):
@@ -456,7 +457,7 @@ def open_data(
     shard: Shard | LoaderShard,
     settings: KerasEvaluationSettings,
     config: dict[str, Any],
-) -> Any:
+) -> BatchSource | tf.data.Dataset:
     """Open the data of a shard.
 
     Parameters
@@ -495,7 +496,7 @@ def is_dataset(data: object) -> bool:
     return tf is not None and isinstance(data, tf.data.Dataset)
 
 
-def build_for(model: keras.Model, batch: tuple[Any, ...]) -> None:
+def build_for(model: keras.Model, batch: KerasBatch) -> None:
     """Build all variables of a model, its metrics and its optimizer, as Keras ``fit`` does.
 
     Parameters
@@ -505,13 +506,13 @@ def build_for(model: keras.Model, batch: tuple[Any, ...]) -> None:
         An example batch.
     """
 
-    def array(value: object) -> Any:
+    def array(value: Any) -> Tensor | None:
         if value is None:
             return None
         if getattr(value, "dtype", None) == "string":  # a tensor of TensorFlow
-            return value
-        value = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
-        return keras.ops.convert_to_tensor(value) if value.dtype.kind == TEXT else value
+            return cast("tf.Tensor", value)
+        array: np.ndarray = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        return keras.ops.convert_to_tensor(array) if array.dtype.kind == TEXT else array
 
     if not isinstance(batch, tuple) and model.built:  # for a custom step
         if model.optimizer is not None and not model.optimizer.built:
@@ -673,12 +674,13 @@ class DatasetRows:
         self._class_weight: dict[int, float] | None = None
         self._passes = 0  # passes that were started
 
-    def example(self, types: object, assembly: BatchArguments) -> Any:
+    def example(self, types: object, assembly: BatchArguments) -> KerasBatch:
         def zeros(spec: tf.TensorSpec) -> tf.Tensor:
             shape = [1, *(1 if n is None else n for n in spec.shape[1:])]
             return tf.zeros(shape, spec.dtype)
 
-        return tf.nest.map_structure(zeros, self._dataset.element_spec)
+        batch: KerasBatch = tf.nest.map_structure(zeros, self._dataset.element_spec)
+        return batch
 
     def plan(self, settings: RunSettings, everyone: object) -> BatchLayout:
         return BatchLayout.of(settings, [])

@@ -669,9 +669,10 @@ def metrics_of(
 def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Convert metrics to Python numbers, or lists of them."""
 
-    def number(value: object) -> Any:
+    def number(value: object) -> float | list[Any]:
         array = array_of(value)
-        return array.item() if array.ndim == 0 else array.tolist()
+        numbers: float | list[Any] = array.tolist()  # a number if there are no dimensions
+        return numbers
 
     return {name: number(value) for name, value in logs.items()}
 

@@ -26,7 +26,7 @@ import numpy as np
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.embedding_tables.keras_model import ModelTables, StepErrors
-from bigdl.training.keras.backends import steps_of
+from bigdl.training.keras.backends import KerasBatch, steps_of
 from bigdl.training.keras.state import (
     RunningWeights,
     array_of,
@@ -126,7 +126,7 @@ class WorkerSteps:
         self.running = RunningWeights(model, self._sync)
 
     def train(
-        self, batch: tuple[Any, ...] | None, rows: int, total: int, zero_row: tuple[Any, ...]
+        self, batch: KerasBatch | None, rows: int, total: int, zero_row: KerasBatch
     ) -> dict[str, Any]:
         """Run a training step together with all other workers; a collective operation.
 
@@ -150,7 +150,7 @@ class WorkerSteps:
         if self.tables is not None:
             self.tables.begin(is_training=bool(rows))
         try:
-            rank_batch = cast("tuple[Any, ...]", batch)  # None only without rows
+            rank_batch = cast("KerasBatch", batch)  # None only without rows
             logs = self._steps.train(rank_batch) if rows else self._train_without_rows(zero_row)
         except Exception:
             self._check()  # the backend wraps the original error
@@ -169,7 +169,7 @@ class WorkerSteps:
             self.tables.errors.check()
         self._reducer.errors.check()
 
-    def _weight(self, batch: tuple[Any, ...] | None, rows: int, total: int) -> float:
+    def _weight(self, batch: KerasBatch | None, rows: int, total: int) -> float:
         """Return the weight of this worker's loss in the loss of the global batch."""
         if self._sync.world_size == 1:
             return 1.0
@@ -190,7 +190,7 @@ class WorkerSteps:
             whole = sum(row[0] for row in self._sync.all_gather([counted]))
         return counted / whole if whole else 0.0
 
-    def _train_without_rows(self, zero_row: tuple[Any, ...]) -> dict[str, Any]:
+    def _train_without_rows(self, zero_row: KerasBatch) -> dict[str, Any]:
         with kept_values(changed_by_rows(self._model)):
             self._steps.train(zero_row)
         return {}
@@ -255,7 +255,7 @@ class GradientReducer:
         reduce: Callable[[list[Any], list[Any]], list[Any]],
         grads: Iterable[Any],
         trainable_variables: Sequence[Any] | None = None,
-    ) -> Any:
+    ) -> object:
         """All-reduce the gradients, then call the optimizer's ``apply``."""
         grads = list(grads)
         if not grads:
@@ -271,7 +271,7 @@ class GradientReducer:
         optimizer_variables: Sequence[keras.Variable],
         grads: Iterable[Any],
         trainable_variables: Sequence[Any],
-    ) -> Any:
+    ) -> object:
         """All-reduce the gradients, then call the optimizer's ``stateless_apply``."""
         grads = self._in_step(list(grads), list(trainable_variables))
         return type(optimizer).stateless_apply(
@@ -542,13 +542,13 @@ class KerasLoss:
                 code="loss-unsupported",
             )
 
-    def find(self, batch: tuple[Any, ...]) -> ProbeResult:
+    def find(self, batch: KerasBatch) -> ProbeResult:
         """Probe the loss with parts of a batch, without changing the model."""
         model = self._model
         if model.optimizer is None or not isinstance(batch, tuple):
             return ProbeResult(ROWS)
 
-        def some(value: Tensors, index: torch.Tensor) -> Any:
+        def some(value: Tensors, index: torch.Tensor) -> Tensors:
             return keras.tree.map_structure(
                 lambda leaf: None if leaf is None else array_of(leaf)[index.numpy()], value
             )

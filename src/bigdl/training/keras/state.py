@@ -234,7 +234,7 @@ def is_read_in_part(table: keras.Variable, batch_rows: int) -> bool:
     return bool(table.shape[0] > 2 * batch_rows)
 
 
-def form_of(batch: object) -> Any:
+def form_of(batch: object) -> dict[str, Any] | None:
     """Return a batch's structure, dtypes and shapes as JSON values, for :func:`zeros_of`."""
     if batch is None:
         return None
@@ -247,7 +247,7 @@ def form_of(batch: object) -> Any:
     return {"dtype": f"{TEXT}1" if is_text else array.dtype.name, "shape": list(array.shape)}
 
 
-def zeros_of(form: Any) -> Any:
+def zeros_of(form: dict[str, Any] | None) -> Any:  # arrays in the structure of the batch
     """Build a batch of zeros or empty texts from a result of :func:`form_of`."""
     if form is None:
         return None

@@ -473,7 +473,7 @@ class ParameterLayerStep(TrainingStep):
 
 
 @dataclass(eq=False)
-class ParameterLayerCheckpointer(Checkpointer):
+class ParameterLayerCheckpointer(Checkpointer[Checkpoint]):
     """Checkpointer that saves a parameter-layer fit and restores it to driver and ranks."""
 
     context: FitContext
@@ -538,7 +538,7 @@ class ParameterLayerCheckpointer(Checkpointer):
         self.context.state.stop = False  # the callbacks decide again
         self.start(self._latest)
 
-    def finish(self, is_changed):
+    def finish(self, is_changed: bool) -> Checkpoint:
         self.context.state.position.end_fit(self.context.state.stop_at)
         if is_changed or self._saved != self.context.state.position.to_json():
             self.save(is_last=True)
