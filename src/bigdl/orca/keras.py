@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.checks import check_choice, check_integer, check_number, check_positive
 from bigdl.common.errors import UsageError, require
@@ -27,6 +27,8 @@ from bigdl.training.embedding_tables.sharded import ShardedTable, arrow_of  # no
 
 if TYPE_CHECKING:
     from bigdl.training.embedding_tables.placement import TablePlacement
+
+TableT = TypeVar("TableT", bound="ShardedTable")
 
 __all__ = ["GrowingEmbedding", "ShardedEmbedding"]
 
@@ -76,8 +78,8 @@ class _TableLayer(keras.layers.Layer):
         return self.sharded_rows is not None and self.sharded_rows.table.is_placed
 
     def _create_table(
-        self, table_class: Callable[..., ShardedTable], *sizes: object, **more: object
-    ) -> Any:
+        self, table_class: Callable[..., TableT], *sizes: object, **more: object
+    ) -> TableT:
         """Create the torch table, with this worker's rows or all rows."""
         dtype = getattr(torch, keras.backend.standardize_dtype(self.variable_dtype), None)
         if dtype not in (torch.float32, torch.float64):

@@ -266,7 +266,10 @@ def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
     """Context manager that makes Keras resolve names in a configuration to the given objects."""
 
     def load(
-        code: str | Sequence[str], defaults: object = None, closure: object = None, globs: object = None
+        code: str | Sequence[str],
+        defaults: object = None,
+        closure: object = None,
+        globs: object = None,
     ) -> object:
         return objects[code if isinstance(code, str) else code[0]]
 

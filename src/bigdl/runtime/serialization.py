@@ -196,7 +196,9 @@ class SafePickle:
         return digest_of(data) if return_digest else None
 
     @classmethod
-    def dumps(cls, obj: object, return_digest: bool = False, **kwargs: Any) -> bytes | tuple[bytes, str]:
+    def dumps(
+        cls, obj: object, return_digest: bool = False, **kwargs: Any
+    ) -> bytes | tuple[bytes, str]:
         """Pickle an object; return bytes, or (bytes, digest) with `return_digest`."""
         data = pickle.dumps(obj, **kwargs)
         return (data, digest_of(data)) if return_digest else data

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
     from bigdl.runtime.worker import Worker
 
 T = TypeVar("T")
-BatchForm: TypeAlias = (
-    "tuple[torch.dtype, int] | dict[Any, BatchForm] | list[BatchForm] | None"
-)
+BatchForm: TypeAlias = "tuple[torch.dtype, int] | dict[Any, BatchForm] | list[BatchForm] | None"
 """Dtype and dimension count of each tensor of a batch, in the structure of the batch."""
 
 

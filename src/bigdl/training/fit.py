@@ -715,7 +715,7 @@ class Checkpointer(ABC, Generic[ResultT]):
         """Return True if a worker's machine will soon shut down; may be a collective operation."""
         return False
 
-    def leave(self) -> None:  # noqa: B027 - few have to do it
+    def leave(self) -> None:
         """Save the state and stop the workers."""
 
     def recover(self, error: WorkerLost) -> None:

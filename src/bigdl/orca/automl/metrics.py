@@ -6,7 +6,7 @@ The first axis of an array is the sample axis; ``"raw_values"`` keeps the other 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -221,7 +221,9 @@ def _is_scores(y_true, y_pred) -> bool:
 
 
 def _named(name: str) -> Callable:
-    def metric(y_true: ArrayLike, y_pred: ArrayLike, multioutput: str = "raw_values") -> Any:
+    def metric(
+        y_true: ArrayLike, y_pred: ArrayLike, multioutput: str = "raw_values"
+    ) -> float | np.ndarray:
         return Evaluator.evaluate(name, y_true, y_pred, multioutput)
 
     metric.__doc__ = f"""Compute ``Evaluator.evaluate("{name}", …)``.

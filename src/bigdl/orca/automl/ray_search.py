@@ -239,7 +239,7 @@ class _TuneSearch(tune.Callback):
     running: dict[str, tuple[Trial, dict[str, Any]]] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
 
-    def propose(self, trial_id: str) -> Any:
+    def propose(self, trial_id: str) -> dict[str, Any] | str | None:
         """Return the configuration of a trial, None to wait, or FINISHED at the end."""
         records = self.records
         if not records.waiting():

@@ -32,7 +32,7 @@ from bigdl.orca.engines.ray import kill
 from bigdl.runtime.channel import Address, AttemptChannel, Channel
 
 if TYPE_CHECKING:
-    pass
+    from ray.actor import ActorHandle
 
 T = TypeVar("T")
 
@@ -232,7 +232,7 @@ class TuneTrial(tune.Trainable):
         return result
 
 
-def _start_peer(rank: int, workers: int, address: Address | None) -> Any:
+def _start_peer(rank: int, workers: int, address: Address | None) -> ActorHandle:
     """Start the peer actor of a rank in the rank's bundle of this process's placement group."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -243,7 +243,7 @@ def _start_peer(rank: int, workers: int, address: Address | None) -> Any:
     make = ray.remote(TrialWorker).options(
         **options, resources=resources, scheduling_strategy=strategy
     )
-    return make.remote(rank, workers, address)
+    return cast("ActorHandle", make.remote(rank, workers, address))
 
 
 def _failures(calls: list, timeout: float | None) -> list:

@@ -251,7 +251,7 @@ class TrialModel(ABC):
         """Return the trained weights."""
 
     @abstractmethod
-    def state(self) -> Any:
+    def state(self) -> object:
         """Return the complete training state."""
 
     @abstractmethod

@@ -274,7 +274,7 @@ def _categories(x: Any) -> dict[str, Any]:
     return {column.name: column.cat.categories for column in columns if is_category(column)}
 
 
-def _with_categories_of(train: Any, x: Any) -> Any:
+def _with_categories_of(train: Any, x: Any) -> Any:  # a frame or an array, as `x`
     """Encode the categories of validation data with the codes of the training data."""
     known, categorical = _categories(train), _categories(x)
     if known.keys() != categorical.keys():

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from bigdl.runtime.cluster import Broadcaster
+
 logger = logging.getLogger("bigdl.orca")
 
 NO_RAY = (
@@ -65,7 +67,7 @@ class _Facts:
     conf: dict[str, str] = field(default_factory=dict)
     task_facts: dict[str, Any] | None = None
     is_client_reachable: bool | None = None
-    broadcaster: Any = None
+    broadcaster: Broadcaster | None = None
     sent: set[str] = field(default_factory=set)  # names of artifacts
     lock: Any = field(default_factory=threading.RLock)
 
@@ -125,11 +127,11 @@ class ConnectCluster(SparkCluster):
         return False
 
     @property
-    def job_owner(self) -> Any:
+    def job_owner(self) -> Any:  # the session instead of a SparkContext
         return self._session
 
     @property
-    def broadcaster(self) -> Any:
+    def broadcaster(self) -> Broadcaster:
         """Object whose ``broadcast`` sends bytes to all tasks; one per session."""
         self._facts.broadcaster = self._facts.broadcaster or self
         return self._facts.broadcaster
@@ -392,7 +394,8 @@ class ConnectedSession:
             logger.warning(
                 "The Spark Connect session and its server are gone; creating a new session"
             )
-            active.release_session_on_close = False  # the server is gone
+            session: Any = active  # of Spark Connect
+            session.release_session_on_close = False  # the server is gone
             active.stop()
             if previous is not None and previous.session is active:
                 previous.stop()

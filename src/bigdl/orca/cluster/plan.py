@@ -12,10 +12,10 @@ import os
 import re
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    pass
+    from pyspark.sql import SparkSession
 
 __all__ = [
     "connect_session",
@@ -183,7 +183,7 @@ def _silence(sc):
         logger.debug("Cannot quieten Spark's loggers: %s", error)
 
 
-def connect_session() -> Any:
+def connect_session() -> SparkSession | None:
     """Return the active Spark Connect session, or None; it takes precedence over a SparkContext.
 
     The server of ``remote("local[2]")`` runs a SparkContext in this process, which programs must

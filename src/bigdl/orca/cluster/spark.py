@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from bigdl.runtime.cluster import Broadcaster
+
 logger = logging.getLogger("bigdl.orca")
 
 _LOCALITY_WAIT = "spark.locality.wait.process"
@@ -142,7 +144,7 @@ class SparkCluster:
         return self.sc
 
     @property
-    def broadcaster(self) -> SparkContext:
+    def broadcaster(self) -> Broadcaster:
         """Object whose ``broadcast`` sends bytes to all tasks."""
         return self.sc
 

@@ -132,7 +132,8 @@ def data_type(text: str) -> DataType:
     from pyspark.sql.utils import is_remote
 
     if is_remote():
-        return connect_session().client._analyze(method="ddl_parse", ddl_string=text).parsed
+        client: Any = cast("SparkSession", connect_session()).client
+        return client._analyze(method="ddl_parse", ddl_string=text).parsed
     from pyspark.sql.types import _parse_datatype_string
 
     return _parse_datatype_string(text)

@@ -536,7 +536,7 @@ def _accept_any_path(function: Callable, position: int, local_path: Callable) ->
     name = list(signature.parameters)[position]
 
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: object, **kwargs: object) -> object:
         call = signature.bind(*args, **kwargs)
         path = call.arguments[name]
         if is_local_path(path):

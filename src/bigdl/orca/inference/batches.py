@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -209,7 +209,7 @@ def _size(name: str, size: object) -> tuple[int, int]:
     return height, width
 
 
-def _schema(returns: str) -> Any:
+def _schema(returns: str) -> StructType:
     if not isinstance(returns, str) or not returns.strip():
         raise UsageError(
             "returns must name the new columns and their types, such as 'score float', got "
@@ -218,7 +218,7 @@ def _schema(returns: str) -> Any:
             argument="returns",
         )
     try:
-        return data_type(returns)
+        return cast("StructType", data_type(returns))
     except Exception as error:  # the class differs between classic Spark and Spark Connect
         raise UsageError(
             f"returns={returns!r} is not a valid Spark schema: {error}",

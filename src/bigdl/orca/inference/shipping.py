@@ -21,6 +21,7 @@ from bigdl.runtime.serialization import pickled_by_value
 from bigdl.training.state import device_of_task, isolated_rng
 
 if TYPE_CHECKING:
+    from bigdl.common.types import Tensors
     from bigdl.runtime.cluster import Broadcaster
 
 _CACHE_BYTES = 2 << 30
@@ -41,7 +42,7 @@ class LoadedModel(Protocol):
     @property
     def squeezes(self) -> bool: ...
 
-    def __call__(self, batch: list) -> Any:
+    def __call__(self, batch: list) -> Tensors:
         """Return the model's outputs for a batch of numpy columns."""
 
 
@@ -84,7 +85,7 @@ class ModelBytes:
     def __init__(self, data: bytes):
         self._data = data
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Any:  # the class of the Estimator that shipped it
         """Unpickle the snapshot; its ``load_on(device)`` returns the loaded model."""
         return cloudpickle.loads(self._data)
 

@@ -173,7 +173,7 @@ class PredictingEstimator(ABC):
         """Return the cluster that runs the prediction tasks for an input."""
         return active_spark()
 
-    def _predict(self, data: object, request: PredictionRequest) -> Any:
+    def _predict(self, data: object, request: PredictionRequest) -> object:
         """Return predictions for an input of any supported type."""
         self._check_prediction(request)
         options = self._predict_options(request)
@@ -568,7 +568,7 @@ class TrainingEstimator(PredictingEstimator):
         label_cols: ColumnNames | None,
         config: dict,
         name: str | None = None,
-    ) -> Any:
+    ) -> Feed:
         """Convert training or evaluation data to a Feed; raise an error if labels are missing."""
         feed = as_feed(data, feature_cols, label_cols, config, name=name, framework=self.framework)
         if feed.label_cols is not None and not feed.label_cols:
@@ -613,7 +613,7 @@ class TrainingEstimator(PredictingEstimator):
         feed: Feed,
         max_failures: int | FailurePolicy | None,
         verbose: int | str = 1,
-    ) -> Any:
+    ) -> dict[str, Any] | None:
         """Run an evaluation program on a Feed's rows; return None if there are no rows."""
         policy = self._backend.failure_policy(max_failures)
         snapshot, options = self._training.snapshot, {}

@@ -331,7 +331,7 @@ class FrameReader:
         by_source = self._frames.get(tag, {})
         return [_joined(by_source[source]) for source in sorted(by_source)]
 
-    def message(self, tag: bytes) -> Any:
+    def message(self, tag: bytes) -> Message | None:
         """Return the only message with a tag, or None."""
         return next(iter(self.messages(tag)), None)
 

@@ -58,6 +58,7 @@ from bigdl.runtime.task import describe, read_to_end, reopen, task_environment
 
 if TYPE_CHECKING:
     from bigdl.orca.engines.spark import SparkEngine
+    from bigdl.orca.parameter_layer.messages import Message
 
 _TO_GRADIENTS, _TO_BOTH, _TO_UPDATE = 1, 2, 3
 
@@ -192,7 +193,7 @@ class Work:
 
     def _state(self) -> RankState:
         """Return this rank's state; take missing weights from the message sent to all ranks."""
-        state = RankState.unpack(self.inbox.message(b"S"))
+        state = RankState.unpack(cast("Message", self.inbox.message(b"S")))
         if not len(state.weights):
             weights = self.inbox.document(b"W")["weights"]
             state.weights = codec_for("fp32").decode(weights).copy()

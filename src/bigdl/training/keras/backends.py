@@ -235,9 +235,7 @@ class _JaxSteps(Steps):
     def predict(self, inputs: Tensors) -> Tensors:
         return self._model.predict_on_batch(_map(jax_array, inputs))
 
-    def _run(
-        self, function: Callable[..., Any], batch: KerasBatch, *more: Sequence[Any]
-    ) -> Any:
+    def _run(self, function: Callable[..., Any], batch: KerasBatch, *more: Sequence[Any]) -> Any:
         import jax
 
         model = self._model

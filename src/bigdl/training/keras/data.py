@@ -44,8 +44,8 @@ from bigdl.training.batches import (
     shuffle_memory,
     zero_column,
 )
-from bigdl.training.position import RunSettings
 from bigdl.training.keras.backends import KerasBatch
+from bigdl.training.position import RunSettings
 from bigdl.training.remaining_rows import RemainingBatches
 from bigdl.training.table_rows import in_table_order
 

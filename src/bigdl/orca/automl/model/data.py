@@ -25,6 +25,8 @@ from bigdl.training.batches import LoaderBatches, Pass, TensorShard, as_loader, 
 from bigdl.training.keras.data import is_dataset
 
 if TYPE_CHECKING:
+    import ray
+    import tensorflow as tf
     from torch.utils.data import DataLoader
 
     from bigdl.runtime.worker import Worker
@@ -101,7 +103,7 @@ class RowsPart(TensorShard):
     def ids_from(self, order: object, start: int) -> None:
         """Return None, because a trial restarts if the number of workers changes."""
 
-    def in_order(self, batch_size: int) -> Any:
+    def in_order(self, batch_size: int) -> Any:  # an ndarray or None, as :meth:`order`
         """Return the row indices of this worker in an evaluation."""
         return self.order(Pass(False, 0, 0))
 
@@ -132,7 +134,7 @@ class LoaderPart(LoaderBatches):
         return self._whole._indices(shuffle, seed, epoch)[self._rank :: self._size]
 
 
-def of_config(data: object, config: dict[str, Any]) -> Any:
+def of_config(data: object, config: dict[str, Any]) -> TrialRows | DataLoader | tf.data.Dataset:
     """Return rows unchanged, or the loader or dataset that a function creates from a configuration.
 
     Returns
@@ -189,7 +191,7 @@ def trial_data(
     on_close: Callable[[Any], Any],
     nulls_are_missing: bool = False,
     takes_categories: bool = False,
-) -> Any:
+) -> object:
     """Convert the user's data to TrialRows; return a loader or a function unchanged.
 
     Parameters
@@ -314,7 +316,7 @@ def _rows_of_shard(shard: Shard, *names: object) -> TrialRows:
     return _rows({column: shard.column(column) for column in shard.names}, *names)
 
 
-def _on_ray(feed) -> Any:
+def _on_ray(feed) -> ray.ObjectRef:
     """Load rows into Ray's object store once, without passing through the driver."""
     import ray
 

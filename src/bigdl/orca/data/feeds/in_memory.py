@@ -11,7 +11,7 @@ import functools
 import operator
 import os
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from bigdl.runtime.shards.values import (
     map_arrays,
     split_evenly,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class ArrayFeed(PackedFeed):
@@ -143,7 +146,9 @@ class ArrayFeed(PackedFeed):
         table = cell_table(pack(0, chunks))
         return frame_of_arrow(spark, table), (), lambda: None
 
-    def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
+    def predict(
+        self, predictor: RowPredictor, cluster: Cluster
+    ) -> pd.DataFrame | np.ndarray | dict[str, np.ndarray]:
         """Return a frame with predictions, or the predictions alone for arrays."""
         if type(self.data).__module__.startswith("torch"):
             raise not_predicted(type(self.data).__name__)

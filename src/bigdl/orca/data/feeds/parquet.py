@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.data.lake_tables.table import LakeTable
@@ -25,6 +25,11 @@ from bigdl.orca.data.lake_tables import is_lake, open_table
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.columns import ColumnSpec, column_spec, fitted_specs
 from bigdl.runtime.shards.feed import Feed, InputPlan, RowPredictor, RowSampler
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import ray.data
+    from pyspark.sql import DataFrame
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -155,7 +160,7 @@ class ParquetFeed(ColumnFeed):
         columns = table.columns([spec.name for spec in specs])
         return plan_of_ranges(columns, self._ranges, specs, num_workers, name, table.name)
 
-    def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> object:
         """Return the rows with predictions, as a Spark, Ray or pandas frame.
 
         The cluster determines the type: a lazy Spark DataFrame, a Ray Dataset or a pandas frame.
@@ -172,7 +177,7 @@ class ParquetFeed(ColumnFeed):
             self._cached_rows_feed = cast("Feed", feed_of(self._open_frame(cluster), *columns))
         return self._cached_rows_feed
 
-    def _open_frame(self, cluster: Cluster) -> Any:
+    def _open_frame(self, cluster: Cluster) -> DataFrame | ray.data.Dataset | pd.DataFrame:
         """Open the table as a Spark DataFrame, a Ray Dataset or a pandas frame."""
         spark: Any = cluster
         if not is_lake(self.data) and cluster.moves_rows_by != "files":

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import ray.data
 
     from bigdl.orca.data.xshards import SparkXShards
+    from bigdl.orca.data.xshards.ray import RayXShards
 
 
 class ShardsFeed(ColumnFeed):
@@ -156,7 +157,7 @@ class RayXShardsFeed(ShardsFeed):
         )
         return blocks_input(packed_reader([name], [()]), blocks)
 
-    def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> RayXShards | ray.data.Dataset:
         """Return RayXShards with predictions, computed in the background."""
         predict = predictor.shard_predictor(threads=1)
         return self.shards.map_partitions(lambda partition: list(predict(partition)))

@@ -455,13 +455,13 @@ def _read_csv(
         lowered.get("escape", escapechar),
     )
 
-    def finish(frame: pd.DataFrame) -> Any:
+    def finish(frame: pd.DataFrame) -> pd.DataFrame | pd.Series:
         if is_checked:
             frame.pop(_RAGGED).dropna().map(check_row)
         frame = _cast(frame, types) if types else frame
         if index is not None:
             frame = frame.set_index(index)
-        return frame.squeeze("columns") if squeeze else frame
+        return cast("pd.Series", frame.squeeze("columns")) if squeeze else frame
 
     return to_xshards(frame, selected, finish, None if squeeze else DATA_FRAME)
 
@@ -515,11 +515,11 @@ def _read_json(
     safe = dict(zip(columns, safe_names(len(columns)), strict=True))
     frame = frame.toDF(*safe.values()).select(*[safe[name] for name in selected])
 
-    def finish(frame: pd.DataFrame) -> Any:
+    def finish(frame: pd.DataFrame) -> pd.DataFrame | pd.Series:
         frame = _cast(frame, types) if types else frame
         if index is not None:
             frame = frame.set_index(index)
-        return frame.squeeze("columns") if squeeze else frame
+        return cast("pd.Series", frame.squeeze("columns")) if squeeze else frame
 
     return to_xshards(frame, selected, finish, None if squeeze else DATA_FRAME)
 

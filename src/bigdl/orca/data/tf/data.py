@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from bigdl.orca.data.feeds.xshards import XShardsFeed
 from bigdl.orca.data.xshards import SparkXShards
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.feed import RowPredictor, RowSampler
+
+if TYPE_CHECKING:
+    from bigdl.common.types import Tensors
 
 __all__ = ["Dataset"]
 
@@ -138,7 +141,7 @@ def _array(values: np.ndarray) -> np.ndarray:
     return values.astype("float32") if values.dtype == "float64" else values
 
 
-def _apply_to_rows(shard: object, functions) -> Any:
+def _apply_to_rows(shard: object, functions) -> Tensors:
     """Apply functions to the rows of a shard."""
     tf = require("tensorflow", "tf")
     dataset = tf.data.Dataset.from_tensor_slices(shard)

@@ -11,7 +11,7 @@ import operator
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.spark_calls import silent_when_closed, users_errors
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 else:
     pd = LazyModule("pandas", "orca")
+
+DataT = TypeVar("DataT", bound="SparkXShards | DataFrame")
 
 _ERROR = -1  # marks an error instead of a vocabulary index
 
@@ -143,7 +145,7 @@ def gen_string_idx(
 
 
 def encode_string(
-    df: Any,
+    df: DataT,
     columns: str | list[str],
     indices: StringIndex | Mapping | list,
     broadcast: bool = True,
@@ -151,7 +153,7 @@ def encode_string(
     sep: str = ",",
     sort_for_array: bool = False,
     keep_most_frequent: bool = False,
-) -> Any:
+) -> DataT:
     """Replace the values of columns with their numbers in given vocabularies.
 
     Parameters
@@ -210,19 +212,20 @@ def encode_string(
         for name, index in zip(names, chosen, strict=True)
     ]
     if is_spark_frame(df):
+        frame = cast("DataFrame", df)
         for name, encoder in zip(names, encoders, strict=True):
-            df = encoder.on_spark(df, name)
-        return df
+            frame = encoder.on_spark(frame, name)
+        return cast("DataT", frame)
 
     def encode(frame: pd.DataFrame) -> pd.DataFrame:
         pairs = zip(names, encoders, strict=True)
         return frame.assign(**{name: encoder(frame[name]) for name, encoder in pairs})
 
-    return df.transform_shard(encode)
+    return cast("DataT", cast("SparkXShards", df).transform_shard(encode))
 
 
 def category_encode(
-    df: object,
+    df: DataT,
     columns: str | list[str],
     freq_limit: int | Mapping[str, int] | None = None,
     order_by_freq: bool = False,
@@ -231,7 +234,7 @@ def category_encode(
     sort_for_array: bool = False,
     keep_most_frequent: bool = False,
     broadcast: bool = True,
-) -> tuple[Any, StringIndex | list[StringIndex]]:
+) -> tuple[DataT, StringIndex | list[StringIndex]]:
     """Build the vocabularies of columns and encode the columns.
 
     Combines :func:`gen_string_idx` and :func:`encode_string`.
@@ -421,7 +424,7 @@ class _Encoder:
                 lists[row] = None
         return pd.Series(lists, index=series.index, name=series.name, dtype=object)
 
-    def on_spark(self, df: DataFrame, column: str) -> Any:
+    def on_spark(self, df: DataFrame, column: str) -> DataFrame:
         """Return `df` with the encoded column at the same position."""
         is_array = _is_array(df, column)
         gives_lists = (is_array or self.split is not None) and not self.first

@@ -107,7 +107,7 @@ class RayAddress:
         """Send a value to the storage actor of this node."""
         ray.get(self.connect().put.remote(self.key, index, value))
 
-    def take(self, index) -> Any:
+    def take(self, index) -> object:
         """Return the object at an index of the list that the driver passed to :meth:`leave`."""
         return ray.get(ray.get(self.connect().references.remote(self.key))[index])
 

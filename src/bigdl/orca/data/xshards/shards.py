@@ -270,7 +270,7 @@ def _slice(shard, low, high):
     return shard[low:high]
 
 
-def _join(pieces: list) -> Any:
+def _join(pieces: list) -> Any:  # a shard, as the pieces
     """Concatenate slices of shards that have the same class into one shard."""
     name = class_name(pieces[0])
     # Empty pieces do not determine the type of the rows.

@@ -242,6 +242,7 @@ class SharedValue:
 
     def __init__(self, data: object):
         # As bytes, because Spark's pickler does not support classes of __main__.
+        self.broadcast_data: Any  # the engine's broadcast
         self.broadcast_data = active_cluster().broadcaster.broadcast(cloudpickle.dumps(data))
         self._data: tuple[Any] | None = (data,)
 
@@ -514,7 +515,7 @@ class SparkXShards(XShards):
         [[10, 11], [12, 13]]
         """
 
-        def transform(shard: object) -> Any:
+        def transform(shard: object) -> object:
             return func(shard, *unwrap_shared_values(func, args))
 
         return self._derive(self.rdd.map(transform))
@@ -1117,7 +1118,7 @@ class SparkXShards(XShards):
         return sample.concat_to_pdf(axis)
 
 
-def _concatenate(frames: list) -> Any:
+def _concatenate(frames: list) -> Any:  # a DataFrame or a Series, as the frames
     """Concatenate frames or Series; empty ones do not affect the column types."""
     with_rows = [frame for frame in frames if len(frame)] or frames[:1]
     return pd.concat(with_rows) if with_rows else pd.DataFrame()

@@ -10,7 +10,7 @@ import difflib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.plugins import Registry
@@ -268,7 +268,17 @@ def check_keys(state: Mapping[str, Any], reductions: Mapping[str, Any]) -> None:
 _OPERATIONS = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
-def merge_tensors(key: str, values: Sequence, reduction: Reduction) -> Any:
+@overload
+def merge_tensors(
+    key: str, values: Sequence[torch.Tensor], reduction: Reduction
+) -> torch.Tensor: ...
+@overload
+def merge_tensors(
+    key: str, values: Sequence[list[torch.Tensor]], reduction: Reduction
+) -> list[torch.Tensor]: ...
+def merge_tensors(
+    key: str, values: Sequence, reduction: Reduction
+) -> torch.Tensor | list[torch.Tensor]:
     """Merge the values of one state key from several states: reduce tensors, or join lists."""
     if any(isinstance(value, list) for value in values):
         return [tensor for tensors in values for tensor in tensors]

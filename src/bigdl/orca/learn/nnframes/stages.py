@@ -13,7 +13,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import cloudpickle
 import pyarrow as pa
@@ -55,6 +55,9 @@ from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.runtime.serialization import pickled_by_value
 from bigdl.training.position import EveryEpoch, MaxEpoch, MaxIteration, Trigger
+
+if TYPE_CHECKING:
+    from bigdl.orca.learn.types import Criterion
 
 __all__ = [
     "NNClassifier",
@@ -176,7 +179,7 @@ class ClassifierParams(HasThreshold):
         return self.getOrDefault("rawPredictionCol") if self.isDefined("rawPredictionCol") else None
 
 
-def optimizer_of(method: object, lr: float) -> Any:
+def optimizer_of(method: object, lr: float) -> object:
     """Convert a stage's optimizer to the ``optimizer=`` argument of ``Estimator.from_torch``.
 
     Parameters
@@ -455,7 +458,7 @@ class StageReader(MLReader):
         DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
 
-    def _unpickled(self, path: str) -> Any:
+    def _unpickled(self, path: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Unpickle the stage's content if it is trusted."""
         rows = self.sparkSession.read.parquet(f"{path}/torch").orderBy("number").collect()
         data = b"".join(row["piece"] for row in rows)
@@ -877,7 +880,7 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         }
 
 
-def as_module(model: object) -> Any:
+def as_module(model: object) -> nn.Module | Callable[..., nn.Module]:
     """Return a module or model creator, unwrapping a ``TorchModel``."""
     model = model.to_pytorch() if hasattr(model, "to_pytorch") else model
     if isinstance(model, type) or not callable(model):
@@ -891,7 +894,7 @@ def as_module(model: object) -> Any:
     return model
 
 
-def as_loss(criterion: object) -> Any:
+def as_loss(criterion: object) -> Criterion:
     """Return a loss, unwrapping a ``TorchLoss``."""
     criterion = criterion.to_pytorch() if hasattr(criterion, "to_pytorch") else criterion
     if isinstance(criterion, type) or not callable(criterion):
@@ -903,7 +906,7 @@ def as_loss(criterion: object) -> Any:
     return criterion
 
 
-def with_preprocessing(model: object, preprocessing: object) -> Any:
+def with_preprocessing(model: object, preprocessing: object) -> object:
     """Add input preprocessing to a model or model creator."""
     if preprocessing is None:
         return model

@@ -50,6 +50,7 @@ from bigdl.runtime.shards.values import Column, columns_of, is_frame
 from bigdl.training.batches import zero_column
 
 if TYPE_CHECKING:
+    import pandas as pd
     from pyspark.sql import DataFrame
 
     from bigdl.orca.data.lake_tables.scans import FileTasks
@@ -557,7 +558,9 @@ def _outputs_without_rows(model: LoadedModel, columns: list[Column], known: list
     return []
 
 
-def predict_shard(model: LoadedModel, shard: Any, options: PredictOptions) -> Any:
+def predict_shard(
+    model: LoadedModel, shard: Any, options: PredictOptions
+) -> np.ndarray | dict[str, np.ndarray] | pd.DataFrame:
     """Return the predictions for the rows of a shard, without the shard's columns.
 
     Returns

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -27,7 +27,9 @@ from bigdl.orca.learn.pytorch.prediction import LoadedTorchModel, TorchSnapshot
 from bigdl.training.progress import say_phase
 
 if TYPE_CHECKING:
-    pass
+    from bigdl.common.types import Tensors
+
+T = TypeVar("T")
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -53,7 +55,7 @@ def _dtypes_of(value: object) -> tuple:
     return tuple(getattr(leaf, "dtype", None) for leaf in flatten(value)[0])
 
 
-def _in_dtypes(value: object, dtypes: Sequence[Any]) -> Any:
+def _in_dtypes(value: T, dtypes: Sequence[Any]) -> T:
     """Cast the tensors of a nested value to `dtypes`; return it unchanged if `dtypes` is empty."""
     if not dtypes or _dtypes_of(value) == tuple(dtypes):
         return value
@@ -77,7 +79,7 @@ class AcceleratedTorchModel(LoadedTorchModel):
     takes: tuple = ()
     returns: tuple = ()
 
-    def outputs(self, columns: list) -> Any:
+    def outputs(self, columns: list) -> Tensors:
         return _in_dtypes(super().outputs(_in_dtypes(columns, self.takes)), self.returns)
 
 

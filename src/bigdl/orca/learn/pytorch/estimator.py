@@ -964,7 +964,7 @@ Ray also RayXShards or a ray.data.Dataset
         accelerate: str | os.PathLike | None = None,
         output: str = "raw",
         report: str | os.PathLike[str] | None = None,
-    ) -> Any:
+    ) -> object:
         """Return `data` with lazily computed predictions, preserving all columns and the row order.
 
         Prediction uses the Estimator's precision, and the GPUs of a machine if it has any. Every

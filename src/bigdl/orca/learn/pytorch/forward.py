@@ -335,7 +335,7 @@ def fields_of(output: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def logits_of(output: object) -> Any:
+def logits_of(output: object) -> object:
     """Return the logits of an output with a field ``logits``, else the output.
 
     Hugging Face outputs have such a field among others.
@@ -440,7 +440,7 @@ class ForwardPass(ABC):
             return ProbeResult(ROWS)  # Lightning expects training_step to return a mean over rows
         return ProbeResult(SUM if form.is_undivided else DIVISOR)
 
-    def prediction(self, output: Any, takes: str) -> Any:
+    def prediction(self, output: Any, takes: str) -> object:
         """Convert the output to the input that a metric expects (`takes`), e.g. probabilities.
 
         If the loss takes logits, they are converted to probabilities or scores. If the output has a

@@ -220,7 +220,7 @@ class _NoLogger:
     def __init__(self, warn: Callable[[str], None]):
         self._warn = warn
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Self:
         if name.startswith("__"):
             raise AttributeError(name)
         self._warn(
@@ -660,7 +660,7 @@ class LightningForward(ForwardPass):
 
     # -- hooks -----------------------------------------------------------------------------------
 
-    def call_hook(self, hook: str, *arguments: object) -> Any:
+    def call_hook(self, hook: str, *arguments: object) -> object:
         """Call a hook of the module if the module overrides it."""
         if not overrides(self.model, hook):
             return None
@@ -801,7 +801,7 @@ class LightningForward(ForwardPass):
         inputs, named, target = self.columns.split(batch)
         return self.model(*inputs, **named), target, loss
 
-    def _call(self, step: str, batch: Tensors, index: int) -> Any:
+    def _call(self, step: str, batch: Tensors, index: int) -> object:
         parameters = inspect.signature(getattr(self.model, step)).parameters
         if "dataloader_iter" in parameters:
             raise UsageError(

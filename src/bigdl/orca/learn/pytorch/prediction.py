@@ -6,7 +6,7 @@ import functools
 import logging
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from bigdl.training.embedding_tables.torch_model import SavedRows
 from bigdl.training.sharded_model import has_sliced_weights, load_whole
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import loads, precision_of, to_device
+
+if TYPE_CHECKING:
+    from bigdl.common.types import Tensors
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -54,11 +57,11 @@ class LoadedTorchModel:
     names: tuple[str, ...] = ()
     squeezes: ClassVar[bool] = True
 
-    def __call__(self, batch: list) -> Any:
+    def __call__(self, batch: list) -> Tensors:
         """Return the model's outputs for a batch of numpy columns."""
         return self.outputs([_tensor(column) for column in batch])
 
-    def outputs(self, columns: list) -> Any:
+    def outputs(self, columns: list) -> Tensors:
         """Return the model's outputs for a batch of tensor columns."""
         columns = to_device(columns, self.device)
         with torch.no_grad(), precision_of(self.precision, self.device)():

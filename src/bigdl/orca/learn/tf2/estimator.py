@@ -531,7 +531,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         *,
         output: str = "raw",
         report: str | os.PathLike[str] | None = None,
-    ) -> Any:
+    ) -> object:
         """Return `data` with lazily computed predictions, preserving all columns and the row order.
 
         Parameters

@@ -45,6 +45,8 @@ from bigdl.training.state import dumps, loads
 if TYPE_CHECKING:
     import keras
 
+    from bigdl.common.types import Tensors
+
 T = TypeVar("T")
 
 _WHOLE = "model.keras"  # file of the whole model in a folder
@@ -438,7 +440,7 @@ def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> 
 # -- shapes of subclassed models -----------------------------------------------------------------
 
 
-def _build_from_row(model: keras.Model, sample_input: object, known: dict) -> Any:
+def _build_from_row(model: keras.Model, sample_input: object, known: dict) -> Tensors | None:
     """Build an unbuilt model by calling it on an example row; return the row used, if any.
 
     Parameters
@@ -468,7 +470,7 @@ def _build_from_row(model: keras.Model, sample_input: object, known: dict) -> An
     return row
 
 
-def _first_row(sample_input: object) -> Any:
+def _first_row(sample_input: object) -> Tensors:
     """Return the first row of the user's arrays."""
     import keras
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from bigdl.training.state import isolated_rng
 
 if TYPE_CHECKING:
     import keras
+
+    from bigdl.common.types import Tensors
 else:
     keras = LazyModule("keras", "tf")
 
@@ -231,7 +233,7 @@ class _LoadedKerasModel:
         known = [each.shape[-1] for each in inputs if len(each.shape) > 1]
         return list(dict.fromkeys(size for size in known if size))
 
-    def __call__(self, batch: list) -> Any:
+    def __call__(self, batch: list) -> Tensors:
         """Return the model's outputs for a batch of numpy columns, as arrays."""
         inputs = self._assembly.inputs(batch)
         _check_integer_inputs(self.model, inputs)

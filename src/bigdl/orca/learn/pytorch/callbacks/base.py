@@ -238,13 +238,14 @@ class MainCallback(Callback):
         """Run the forward pass of validation, without gradients."""
         self.on_iter_forward(runner)
 
-    def on_pred_forward(self, runner: TorchRunner) -> Any:
+    def on_pred_forward(self, runner: TorchRunner) -> Tensors | None:
         """Set ``runner.output`` from ``runner.batch`` (the features), or return the output.
 
         The output is a tensor or ndarray with one row per input row, or a list, tuple or dict of
         these.
         """
         runner.output = runner.model(*runner.batch)
+        return None
 
     def on_iter_backward(self, runner: TorchRunner) -> None:
         """Compute gradients of ``runner.loss`` and update the weights."""
