@@ -115,7 +115,7 @@ class BigDLError(Exception):
             self.code = code
         self.facts = {name: _plain(value) for name, value in facts.items()}
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # a fact of the error, of any type
         try:
             return self.__dict__["facts"][name]
         except KeyError:
@@ -625,5 +625,5 @@ class LazyModule:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._required
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # an attribute of the module
         return getattr(require(*self._required), name)

@@ -5,7 +5,7 @@ import getpass
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
@@ -14,6 +14,8 @@ from fsspec.implementations.webhdfs import WebHDFS
 
 from bigdl.common.hadoop import hadoop_properties
 from bigdl.common.timeouts import NAME_NODE_S
+
+T = TypeVar("T")
 
 # Parts of WebHDFS's error messages while a name node starts, is a standby, knows no data node yet,
 # or was restarted under an open connection.
@@ -89,13 +91,14 @@ class WebHdfs(WebHDFS):
 
         self._persist(write)
 
-    def _call(self, *args: Any, **options: Any) -> Any:
+    def _call(self, *args: Any, **options: Any) -> requests.Response:
         return self._persist(lambda: self._once(*args, **options))
 
-    def _once(self, *args: Any, **options: Any) -> Any:
-        return super()._call(*args, **options)
+    def _once(self, *args: Any, **options: Any) -> requests.Response:
+        response: requests.Response = super()._call(*args, **options)
+        return response
 
-    def _persist(self, call: Callable[[], Any]) -> Any:
+    def _persist(self, call: Callable[[], T]) -> T:
         end = time.monotonic() + self.patience_s
         while True:
             try:

@@ -18,6 +18,6 @@ class ModelPlaceholder(abc.ABC):
         """Return the represented object; build it first if necessary."""
 
 
-def resolve_placeholder(value: object) -> Any:
+def resolve_placeholder(value: object) -> Any:  # as the caller knows
     """Return the object that a placeholder represents; return any other `value` unchanged."""
     return value._resolve() if isinstance(value, ModelPlaceholder) else value

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -41,6 +41,8 @@ from bigdl.runtime.shards.order import (
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 __all__ = ["TableLoader"]
 
@@ -613,7 +615,7 @@ class TableLoader:
         self._active = iteration.received
         return iteration
 
-    def example(self, step: int = 0) -> Any:
+    def example(self, step: int = 0) -> Any:  # a dict of tensors, or what `transform` returns
         """Return a batch of epoch 0 without advancing the loader, to inspect shapes and dtypes.
 
         Parameters
@@ -837,15 +839,16 @@ def _array_of_arrays(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return out
 
 
-def _each_tensor(batch: object, change: Callable[[Any], Any]) -> Any:
+def _each_tensor(batch: T, change: Callable[[torch.Tensor], torch.Tensor]) -> T:
     """Apply a function to all tensors of a nested batch."""
+    result: Any = batch
     if hasattr(batch, "pin_memory"):
-        return change(batch)
-    if isinstance(batch, dict):
-        return {name: _each_tensor(each, change) for name, each in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)([_each_tensor(each, change) for each in batch])
-    return batch
+        result = change(result)
+    elif isinstance(batch, dict):
+        result = {name: _each_tensor(each, change) for name, each in batch.items()}
+    elif isinstance(batch, tuple | list):
+        result = type(batch)([_each_tensor(each, change) for each in batch])
+    return cast("T", result)
 
 
 @hide_frames

@@ -271,7 +271,9 @@ class RecordStore:
         records = self._records.take(rows, mode="clip").view(self._dtype)
         return {each.name: self._column(each, records[each.name]) for each in self.fields}
 
-    def _column(self, field: RecordField, values: np.ndarray) -> Any:
+    def _column(
+        self, field: RecordField, values: np.ndarray
+    ) -> np.ndarray | Ragged | list[str] | list[bytes]:
         if field.layout == "fixed":
             return np.ascontiguousarray(values)
         data, lists = self._values[field.name], self._lists[field.name]

@@ -22,7 +22,7 @@ from bigdl.friesian.ops.spark import F, col
 from bigdl.orca.cluster.versions import computed
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, WindowSpec
 
 __all__ = [
     "ColdUsers",
@@ -736,7 +736,7 @@ def _split(table: Frame, marked: DataFrame, start: TimeValue | None) -> Split[Fr
     return Split(_like(table, train), _like(table, test), start)
 
 
-def _window(*columns: str) -> Any:  # Any: WindowSpec of classic Spark or of Spark Connect
+def _window(*columns: str) -> WindowSpec:
     from pyspark.sql import Window
 
     return Window.partitionBy(*map(col, columns))

@@ -97,7 +97,7 @@ class ForwardOverride:
         self.forward: Callable[..., Any] = module.forward
         functools.update_wrapper(self, module.forward, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # as the user's forward
         return self.forward(*args, **kwargs)
 
     def __reduce__(self):

@@ -41,12 +41,12 @@ def spaces_in(value: object) -> dict[str, Domain]:
     return Naming(value, SPLITTER).domains
 
 
-def suggested(value: object, trial: Trial) -> Any:
+def suggested(value: object, trial: Trial) -> Any:  # the value without search spaces
     """Replace the search spaces in a value with the suggestions of an Optuna trial."""
     return resolve(value, Assignment(Naming(value, SPLITTER), trial))
 
 
-def with_config(value: object, config: Mapping[str, Any]) -> Any:
+def with_config(value: object, config: Mapping[str, Any]) -> Any:  # the value without search spaces
     """Replace the search spaces in a value with `config`, or with their defaults.
 
     Raises
@@ -83,18 +83,18 @@ class SearchableValue(Lazy):
         return {name: space.distribution for name, space in self.kwspaces.items()}
 
     @property
-    def default(self) -> Any:
+    def default(self) -> Any:  # what the user's call returns
         """The value with the defaults of all spaces."""
         return self.sample()
 
     @property
-    def rand(self) -> Any:
+    def rand(self) -> Any:  # what the user's call returns
         """The value with a random choice for each space, drawn with Python's ``random``."""
         distributions = {name: space.distribution for name, space in self.kwspaces.items()}
         rng = np.random.default_rng(random.getrandbits(64))
         return with_config(self, random_parameters(distributions, rng))
 
-    def sample(self, **config: Any) -> Any:
+    def sample(self, **config: Any) -> Any:  # what the user's call returns
         """Return the value with the given parameters, and with the defaults of all others.
 
         Parameters
@@ -138,8 +138,8 @@ class AutoObject(SearchableValue):
         for argument, value in _named(self.target, self.args, self.kwargs).items():
             visit(value, naming, argument)
 
-    def resolve(self, assignment: Assignment) -> Any:
-        def built() -> Any:
+    def resolve(self, assignment: Assignment) -> Any:  # what `target` returns
+        def built() -> object:
             args, kwargs = resolve([list(self.args), self.kwargs], assignment)
             return self.target(*args, **kwargs)
 
@@ -151,7 +151,7 @@ class AutoObject(SearchableValue):
         return f"{name}({', '.join([*map(repr, self.args), *named])})"
 
 
-def called(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def called(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # or an AutoObject
     """Call `target`, or return an :class:`AutoObject` if an argument contains search spaces."""
     if holds_lazy([args, kwargs]):
         return AutoObject(target, *args, **kwargs)
@@ -226,7 +226,7 @@ def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             )
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> object:
             return called(function, *args, **_with_defaults(function, args, kwargs, defaults))
 
         return call
@@ -311,7 +311,7 @@ def class_decorator(
         changed: Any = cls
         make: Callable[..., Any] = cls.__new__
 
-        def construct(target: type, /, *args: Any, **kwargs: Any) -> Any:
+        def construct(target: type, /, *args: Any, **kwargs: Any) -> object:
             if args[:1] != (_PLAIN,):
                 arguments = _with_defaults(target, args, kwargs, defaults)
                 if len(arguments) > len(kwargs) or holds_lazy([args, arguments]):

@@ -94,7 +94,7 @@ class Searcher(abc.ABC):
     study: Study | None = None
 
     @abc.abstractmethod
-    def end_search(self, use_trial_id: int = -1) -> Any:
+    def end_search(self, use_trial_id: int = -1) -> Any:  # the framework's model
         """Build the untrained model of a trial.
 
         Parameters

@@ -400,7 +400,7 @@ class AttemptChannel:
         """Return the value of a key of this attempt; wait until it is set."""
         return bytes(self.store.get(self._prefix + key))
 
-    def get_json(self, key: str) -> Any:
+    def get_json(self, key: str) -> Any:  # a JSON value
         """Return the JSON value of a key of this attempt; wait until it is set."""
         return json.loads(self.get(key))
 

@@ -98,7 +98,7 @@ class KerasArchive:
         objects = {**registered, **dict(custom_objects or {}), **objects}
         return cls(content, objects, registered, rest)
 
-    def made(self) -> Any:
+    def made(self) -> Any:  # the class of the original
         """Rebuild the object in this process and return it.
 
         Raises
@@ -144,7 +144,7 @@ class KerasConfig:
         """Return the configuration of a Keras object."""
         return cls(*_serialize(value, _json_of))
 
-    def made(self) -> Any:
+    def made(self) -> Any:  # the class of the original
         """Build a new object from this configuration, with initial weights."""
         with _resolve_names(self.objects):
             return keras.saving.deserialize_keras_object(json.loads(self.content), safe_mode=False)

@@ -103,7 +103,7 @@ def encoded(value: object, what: str) -> PickledMessage:
         ) from error
 
 
-def decode(message: PickledMessage, *, writable: bool = True) -> Any:
+def decode(message: PickledMessage, *, writable: bool = True) -> Any:  # the object that was sent
     """Unpickle a message; its arrays share the message's memory, and are writable by default."""
     offsets = _part_offsets(message.sizes)
     content: Any = message.content
@@ -117,7 +117,7 @@ def decode(message: PickledMessage, *, writable: bool = True) -> Any:
     return pickle.loads(pickled, buffers=arrays)
 
 
-def opened(message: PickledMessage) -> Any:
+def opened(message: PickledMessage) -> Any:  # the object that was sent
     """Unpickle a message and close it."""
     try:
         return decode(message)

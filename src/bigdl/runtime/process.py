@@ -195,14 +195,14 @@ class WorkerProcess:
         self.pending -= 1
         return message
 
-    def opened(self, answer: PickledMessage) -> Any:
+    def opened(self, answer: PickledMessage) -> Any:  # the function's result
         """Unpickle an answer and return the result, or raise its WorkerError."""
         content = opened(answer)
         if answer.failed:
             raise content.error(self.rank)
         return content
 
-    def result(self) -> Any:
+    def result(self) -> Any:  # the function's result
         """Wait for the result of a call and return it.
 
         Raises

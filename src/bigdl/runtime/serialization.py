@@ -206,7 +206,7 @@ class SafePickle:
     @classmethod
     def load(
         cls, file: BinaryIO, digest: str | None = None, *, trust: bool = False, **kwargs: Any
-    ) -> Any:
+    ) -> Any:  # the pickled object
         """Unpickle an object from an open file; with a digest, read the whole file.
 
         Parameters
@@ -231,7 +231,7 @@ class SafePickle:
     @classmethod
     def loads(
         cls, data: bytes, digest: str | None = None, *, trust: bool = False, **kwargs: Any
-    ) -> Any:
+    ) -> Any:  # the pickled object
         """Unpickle bytes; see :meth:`load` for the parameters."""
         if digest is not None and not hmac.compare_digest(str(digest), digest_of(data)):
             raise UsageError(

@@ -244,7 +244,7 @@ def encode(result: object) -> tuple[str, bytes]:
     return format, data
 
 
-def decode(format: str, data: bytes) -> Any:
+def decode(format: str, data: bytes) -> Any:  # bytes, or a JSON value
     """Deserialize a result that :func:`encode` serialized."""
     return data if format == "bytes" else json.loads(data)
 
@@ -438,7 +438,7 @@ class CapturedOutput:
         if self._part:
             self.write("\n")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # an attribute of the stream
         return getattr(self._stream, name)
 
 

@@ -329,7 +329,7 @@ class BatchSource(ABC):
         """Return the row order of an evaluation in batches of `batch_size` rows."""
 
     @abstractmethod
-    def batch(self, start: int, stop: int, order: Any = None) -> Any:
+    def batch(self, start: int, stop: int, order: Any = None) -> Any:  # tensors
         """Read the rows `start`...`stop` of an order, by default of the evaluation order."""
 
     @property

@@ -33,7 +33,7 @@ class EvaluationMetrics(dict[str, Any]):
     (0.5, True, ['validation_loss'])
     """
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> Any:  # a number, or what a metric returns
         key = _other_name(name)
         if key is None or not dict.__contains__(self, key):
             raise KeyError(name)
@@ -42,7 +42,7 @@ class EvaluationMetrics(dict[str, Any]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or super().__contains__(_other_name(name))
 
-    def get(self, name: Any, default: Any = None) -> Any:
+    def get(self, name: Any, default: Any = None) -> Any:  # a number, or what a metric returns
         """Return a metric by either of its names, or the default."""
         try:
             return self[name]
@@ -398,7 +398,7 @@ class MetricValue(float):
         types: object,
         arguments: tuple[Any, ...] = (),
         keywords: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> Any:  # the result of `function`
         """Call a torch function with tensors in place of metric values."""
         import torch
 
@@ -431,7 +431,7 @@ class MetricDict(dict[str, Any]):
                     return name
         return key
 
-    def __missing__(self, key: object) -> Any:
+    def __missing__(self, key: object) -> Any:  # a number, or what a metric returns
         other = self._other(key)
         if other == key:
             raise KeyError(key)
@@ -440,7 +440,7 @@ class MetricDict(dict[str, Any]):
     def __contains__(self, key: object) -> bool:
         return super().__contains__(self._other(key))
 
-    def get(self, key: object, default: object = None) -> Any:
+    def get(self, key: object, default: object = None) -> Any:  # a number, or what a metric returns
         """Return a metric by either of its names, or the default."""
         return super().get(self._other(key), default)
 

@@ -51,7 +51,7 @@ def dumps(value: object) -> bytes:
 _LOADING = threading.Lock()
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes) -> Any:  # tensors, numbers and containers
     """Deserialize bytes of :func:`dumps` without running code from the data.
 
     In addition to what ``torch.load(weights_only=True)`` accepts, the data may contain NumPy values

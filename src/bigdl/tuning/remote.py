@@ -831,7 +831,7 @@ class RemoteStudy:
         return len(self.directions) > 1
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """Convert scalars and arrays of NumPy or torch to Python values."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}

@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import NormalDist
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
 T = TypeVar("T")
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+"""Value that can be written as JSON."""
 
 distributions = LazyModule("optuna.distributions", "automl")
 
@@ -56,7 +58,7 @@ class Lazy(ABC):
         """Register the domains in this object with `naming`; `name` is the object's path."""
 
     @abstractmethod
-    def resolve(self, assignment: Assignment) -> Any:
+    def resolve(self, assignment: Assignment) -> object:
         """Return the value of this object for an assignment."""
 
 
@@ -159,11 +161,11 @@ class Assignment:
             return [source[name] for name in parameters]
         return [source._suggest(name, each) for name, each in parameters.items()]
 
-    def once(self, lazy: Lazy, build: Callable[[], Any]) -> Any:
+    def once(self, lazy: Lazy, build: Callable[[], T]) -> T:
         """Return the value of a lazy object; build it on the first call only."""
         if id(lazy) not in self._resolved:
             self._resolved[id(lazy)] = build()
-        return self._resolved[id(lazy)]
+        return cast("T", self._resolved[id(lazy)])
 
 
 def random_parameters(
@@ -173,7 +175,7 @@ def random_parameters(
     return {name: _random_value(distribution, rng) for name, distribution in parameters.items()}
 
 
-def _random_value(distribution: Any, rng: np.random.Generator) -> Any:
+def _random_value(distribution: Any, rng: np.random.Generator) -> object:
     """Draw a random value of a distribution."""
     if isinstance(distribution, distributions.CategoricalDistribution):
         return distribution.choices[int(rng.integers(len(distribution.choices)))]
@@ -201,14 +203,14 @@ def visit(value: object, naming: Naming, name: str) -> None:
         visit(inner, naming, naming.join(name, part))
 
 
-def resolve(value: Any, assignment: Assignment) -> Any:
+def resolve(value: Any, assignment: Assignment) -> Any:  # the value without search spaces
     """Return a copy of a search-space value with all lazy objects resolved."""
     if isinstance(value, Lazy):
         return value.resolve(assignment)
     return _map_parts(value, lambda inner: resolve(inner, assignment))
 
 
-def resolve_category(value: Any, assignment: Assignment) -> Any:
+def resolve_category(value: Any, assignment: Assignment) -> Any:  # the value without search spaces
     """Return a chosen category; resolve it only if it contains lazy objects."""
     return resolve(value, assignment) if holds_lazy(value) else value
 
@@ -240,7 +242,7 @@ def _opaque_parts(value: Any) -> Iterator[Any]:
         yield from vars(value).values() if hasattr(value, "__dict__") else ()
 
 
-def _map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
+def _map_parts(value: Any, function: Callable[[Any], Any]) -> object:
     """Apply a function to the items of a dict, list or tuple and return a new container."""
     if type(value) is dict:
         return {name: function(inner) for name, inner in value.items()}
@@ -273,13 +275,13 @@ class Domain(Lazy):
         return {name: self.distribution}
 
     @abstractmethod
-    def value(self, parameter: Any) -> Any:
+    def value(self, parameter: Any) -> object:
         """Convert the value of an Optuna parameter to the value that it represents."""
 
     def visit(self, naming: Naming, name: str) -> None:
         naming.add(self, name)
 
-    def resolve(self, assignment: Assignment) -> Any:
+    def resolve(self, assignment: Assignment) -> object:
         return self.value(*assignment.parameters_of(self))
 
 
@@ -401,18 +403,18 @@ class Choice(Domain):
             distributions.CategoricalDistribution(list(range(len(self.categories)))),
         )
 
-    def value(self, parameter: int) -> Any:
+    def value(self, parameter: int) -> object:
         return self.categories[parameter]
 
     def visit(self, naming: Naming, name: str) -> None:
         super().visit(naming, name)
         naming.visit_categories(self, self.categories, name)
 
-    def chosen(self, assignment: Assignment) -> Any:
+    def chosen(self, assignment: Assignment) -> object:
         """Return the category chosen in a trial; it may contain further domains."""
         return self.value(*assignment.parameters_of(self))
 
-    def resolve(self, assignment: Assignment) -> Any:
+    def resolve(self, assignment: Assignment) -> object:
         return resolve_category(self.chosen(assignment), assignment)
 
 
@@ -465,7 +467,7 @@ class Subset(Domain):
         super().visit(naming, name)
         naming.visit_categories(self, self.categories, name)
 
-    def resolve(self, assignment: Assignment) -> Any:
+    def resolve(self, assignment: Assignment) -> list[Any]:
         chosen = self.value(*assignment.parameters_of(self))
         return [resolve_category(each, assignment) for each in chosen]
 
@@ -497,7 +499,7 @@ class SampleFrom(Lazy):
         """Store `name` for error messages; there is no domain to register."""
         self.name = name
 
-    def resolve(self, assignment: Assignment) -> Any:
+    def resolve(self, assignment: Assignment) -> object:
         if self in assignment.calls:
             names = ", ".join(each.name for each in assignment.calls)
             raise _CircularDependency(
@@ -505,7 +507,7 @@ class SampleFrom(Lazy):
             )
         return assignment.once(self, lambda: self._result(assignment))
 
-    def _result(self, assignment: Assignment) -> Any:
+    def _result(self, assignment: Assignment) -> object:
         config = _ConfigView(assignment.naming.root, assignment)
         assignment.calls.append(self)
         try:
@@ -550,7 +552,7 @@ def _texts(values: Sequence[Any]) -> list[str]:
     return [getattr(value, "__name__", None) or repr(value) for value in values]
 
 
-def _with_drawn_values(value: Any, assignment: Assignment) -> Any:
+def _with_drawn_values(value: object, assignment: Assignment) -> object:
     """Replace the domains in a value with their drawn values; keep ``sample_from`` functions."""
     if isinstance(value, Domain):
         return _with_drawn_values(value.value(*assignment.parameters_of(value)), assignment)
@@ -683,7 +685,7 @@ class SearchSpace:
         return values
 
 
-def json_value(value: Any) -> Any:
+def json_value(value: Any) -> JsonValue:
     """Convert a value to JSON-serializable values; replace other objects with their names."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -716,10 +718,10 @@ def _copy_domains(value: Any, convert: Callable[[Any], Any]) -> Any:
     return _map_parts(value, lambda inner: _copy_domains(inner, convert))
 
 
-def _copy_category(value: Any, convert: Callable[[Any], Any]) -> Any:
+def _copy_category(value: object, convert: Callable[[Any], Any]) -> object:
     """Copy a category with new domain objects; return it unchanged if it has no domains."""
 
-    def converted(inner: Any) -> Any:
+    def converted(inner: Any) -> object:
         inner = convert(inner)
         return _map_parts(dict(inner) if isinstance(inner, Mapping) else inner, converted)
 

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bigdl.common.errors import LazyModule, UsageError, hide_frames, require
 from bigdl.common.platform.network import host_name
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.study import Study, StudyDirection
     from optuna.trial import FrozenTrial, Trial
+
+MemberT = TypeVar("MemberT", bound=StrEnum)
 
 optuna = LazyModule("optuna", "automl")
 psutil = LazyModule("psutil", "automl")
@@ -163,7 +165,7 @@ def create_pruner(
     )
 
 
-def _member(names: type[StrEnum], name: object, argument: str) -> Any:
+def _member(names: type[MemberT], name: object, argument: str) -> MemberT:
     """Return the enumeration member with a name, ignoring case."""
     for member in names:
         if str(name).lower() == member.lower():

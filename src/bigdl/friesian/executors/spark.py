@@ -272,7 +272,7 @@ def _counts_of_texts(
 
     def count(batch: LazyBatch) -> Iterator[pa.RecordBatch]:
         for index, request in enumerate(requests):
-            table = request.partial_result(batch)
+            table = cast("pa.Table", request.partial_result(batch))
             source = pa.repeat(pa.scalar(index, pa.int32()), len(table))
             yield from table.add_column(0, "source", source).to_batches()
 

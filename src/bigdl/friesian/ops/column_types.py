@@ -213,7 +213,7 @@ def to_typed_array(values: Any, dtype: str, name: str) -> pa.Array:
         ) from error
 
 
-def coerce_value(value: object, dtype: str, name: str) -> Any:
+def coerce_value(value: object, dtype: str, name: str) -> Any:  # the Python type of `dtype`
     """Convert a Python value to the type of a column.
 
     Parameters

@@ -202,7 +202,9 @@ class ScaleNumber(NumberFunction):
             return low, 1.0, 0.0, (self.minimum + self.maximum) / 2
         return low, high - low, self.maximum - self.minimum, self.minimum
 
-    def numbers(self, numbers: npt.NDArray[Any]) -> Any:  # a scalar for a single number
+    def numbers(
+        self, numbers: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32] | np.float32:  # a scalar for a single number
         low, span, factor, offset = self._known_terms or (0.0, 1.0, 1.0, 0.0)
         results = (np.asarray(numbers, np.float64) - low) / span * factor + offset
         if self.clip:
@@ -538,7 +540,7 @@ class Indicator(NumberFunction):
     def __init__(self, number: int):
         self.number = number
 
-    def numbers(self, numbers: object) -> Any:
+    def numbers(self, numbers: object) -> npt.NDArray[np.int32] | np.int32:
         return np.int32(numbers == self.number)
 
     def column(self, value: Column) -> Column:

@@ -39,7 +39,7 @@ State = Mapping[str, Any]
 class ColumnMapping(Protocol):
     """Mapping from column names to columns, such as a LazyBatch."""
 
-    def __getitem__(self, name: str) -> Any: ...
+    def __getitem__(self, name: str) -> Any: ...  # a pa.Array, or what the executor has
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ class Statistic:
 
     columns: tuple[str, ...]
 
-    def partial_result(self, batch: ColumnMapping) -> Any:
+    def partial_result(self, batch: ColumnMapping) -> object:
         """Compute the partial result of the statistic for one batch."""
         return self._of_columns([batch[name] for name in self.columns])
 
-    def _of_columns(self, columns: list[Any]) -> Any:
+    def _of_columns(self, columns: list[Any]) -> object:
         raise NotImplementedError
 
-    def merged(self, parts: Sequence[Any]) -> Any:
+    def merged(self, parts: Sequence[Any]) -> object:
         """Merge several partial results of the statistic into one."""
         raise NotImplementedError
 
-    def result(self, part: Any) -> Any:
+    def result(self, part: Any) -> Any:  # the statistic's type
         """Convert the merged partial result to the value of the statistic."""
         return part
 
@@ -162,7 +162,7 @@ class NumberFunction(Function):
     of_null: Any = None
 
     @abstractmethod
-    def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | np.generic:
         """Compute the results for an array or a single number; inf and NaN are allowed."""
 
     def undefined(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
@@ -183,7 +183,7 @@ class NumberFunction(Function):
         return result if self.of_null is None else result.fill_null(self.of_null)
 
     def single(self, *input_types: str) -> Callable[..., Any]:
-        def of_number(number: Any) -> Any:
+        def of_number(number: Any) -> object:
             if number is None:
                 return self.of_null
             if self.undefined(number):

@@ -154,7 +154,7 @@ class Dictionary:
         return F.broadcast(self._frames[dtype])
 
     @spark.action
-    def broadcast_entries(self, dtype: str, limited: bool = True) -> Any:
+    def broadcast_entries(self, dtype: str, limited: bool = True) -> BroadcastValue | None:
         """Broadcast the entries as a :class:`Vocabulary`; return None if there are too many."""
         if dtype not in self._shipped:
             table = self._table(dtype)
@@ -366,7 +366,9 @@ def encode_lists(
     """
     for name, dictionary in dictionaries.items():
         dtype = dictionary.common_type(column_types.cell_value_type(dtype_of(df, name)))
-        broadcast_entries = dictionary.broadcast_entries(dtype, limited=False)
+        broadcast_entries = cast(
+            "BroadcastValue", dictionary.broadcast_entries(dtype, limited=False)
+        )
         function = spark.arrow_function(
             partial(_known_in_lists_of, broadcast_entries), f"array<{dictionary.value_type}>"
         )
@@ -416,7 +418,9 @@ def value_features(
             look_ups.append(dictionary.look_up(df, name, output, known))
             continue
         dtype = dictionary.common_type(inner)
-        broadcast_entries = dictionary.broadcast_entries(dtype, limited=False)
+        broadcast_entries = cast(
+            "BroadcastValue", dictionary.broadcast_entries(dtype, limited=False)
+        )
         begin, end = "array<" * depth, ">" * depth
         values = partial(_values, broadcast_entries, depth, default)
         function = spark.arrow_function(values, f"{begin}{wanted}{end}")

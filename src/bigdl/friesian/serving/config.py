@@ -261,11 +261,11 @@ class Config:
             values[f"server.{name}_port"] = int(addresses[replica].rpartition(":")[2])
         return replace(self, values=values)
 
-    def get(self, key: str, default: object = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:  # a value of YAML
         """Return the configured value of ``section.key``, or a default."""
         return self.values.get(key, default)
 
-    def needed(self, key: str, why: str) -> Any:
+    def needed(self, key: str, why: str) -> Any:  # a value of YAML
         """Return the value of a required key; raise a UsageError if it is missing."""
         if key not in self.values:
             section, _, name = key.partition(".")

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from bigdl.friesian.models.sequences import SavedSequenceModel
     from bigdl.friesian.serving.rankers import Ranker
     from bigdl.friesian.serving.stages import FeatureReader
+    from bigdl.friesian.serving.store import FeatureStore
 
 logger = logging.getLogger("bigdl.friesian.serving")
 
@@ -313,12 +314,12 @@ class Serving:
         )
 
     @property
-    def _store(self) -> Any:
+    def _store(self) -> FeatureStore:
         config = self.config
         location = config.needed("store.location", "the feature service")
         prefix, keep = config.get("store.prefix", ""), config.get("store.keep", 2)
 
-        def make() -> Any:
+        def make() -> FeatureStore:
             store = config.checked("store.location", open_store, location, prefix, keep)
             for table in self._tables:
                 if table not in store.tables():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,6 +33,8 @@ from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.index import Candidates, best_first
 from bigdl.friesian.serving.rows import Features, Ids
 from bigdl.nano.serving.metrics import ServingMetrics
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +127,7 @@ class _ReplicaSet:
     metrics: ServingMetrics
     turn: itertools.count = field(default_factory=itertools.count)
 
-    def call(self, function: Callable[[Any], Any]) -> Any:
+    def call(self, function: Callable[[Any], T]) -> T:
         """Call a function with each replica's client in rotation until a replica answers."""
         rpc_error = require("grpc", "serving").RpcError
         first, now = next(self.turn), time.monotonic()
@@ -399,7 +401,7 @@ class ShardedFeatures(_Sharded):
         last = max(span[1] for span in spans if span is not None)
         return first - 1 if first > -(1 << 31) else last + 1
 
-    def _from_any(self, function: Callable[[Any], Any]) -> Any:
+    def _from_any(self, function: Callable[[Any], T]) -> T:
         """Call one shard after another until one answers."""
         first = next(self._turn)
         for step in range(len(self.shards)):

@@ -68,7 +68,7 @@ def build_and_check(
     *,
     scored: bool = False,
     strict: bool = True,
-) -> Any:
+) -> Any:  # a model of the framework of `source`
     """Build a method's accelerated model and check that it agrees with the original.
 
     A framework may have several exporters. If the result of one is wrong or cannot be compiled,

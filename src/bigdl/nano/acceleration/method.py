@@ -36,6 +36,7 @@ from bigdl.nano.acceleration.structure import Structure
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+
 ORIGINAL = "original"
 """Name of the method that does not change the model."""
 
@@ -188,13 +189,13 @@ class ModelSource(Protocol):
     def probes(self, options: BuildOptions) -> Sequence[Probe]:
         """Return the inputs for comparing an accelerated model; the first is the sample."""
 
-    def original(self, inputs: Any, noise: float = 0.0) -> Any:
+    def original(self, inputs: Any, noise: float = 0.0) -> object:
         """Run the original model on flat inputs, optionally with noise on its weights."""
 
-    def run(self, model: Any, inputs: Any) -> Any:
+    def run(self, model: Any, inputs: Any) -> object:
         """Run an accelerated model on flat inputs and return its results."""
 
-    def alternative(self, inputs: Any) -> Any:
+    def alternative(self, inputs: Any) -> object:
         """Return the result of an equally valid code path of the framework, or None."""
 
     def refused_negatives(self) -> list[int]:
@@ -307,7 +308,7 @@ class Method(abc.ABC, Generic[SourceT]):
             )
 
     @abc.abstractmethod
-    def build(self, source: SourceT, options: BuildOptions) -> Any:
+    def build(self, source: SourceT, options: BuildOptions) -> object:
         """Build the accelerated model.
 
         Parameters

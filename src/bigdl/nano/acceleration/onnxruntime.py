@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     import onnxruntime
 
+
 _NO_NEGATIVE = "bigdl.no_negative"
 """Metadata key of an ONNX file: names of inputs that must not be negative."""
 # Session settings that are kept when a network is pickled.
@@ -393,7 +394,7 @@ class OnnxRuntimeMethod(Method[ModelSource]):
     export: Export = field(kw_only=True)
     wrap: Wrap = field(kw_only=True)
 
-    def build(self, source: ModelSource, options: BuildOptions) -> Any:
+    def build(self, source: ModelSource, options: BuildOptions) -> object:
         return self.model_of(*self.exported(source, options), source, options)
 
     def exported(self, source: ModelSource, options: BuildOptions) -> tuple[OnnxFile, list[str]]:
@@ -403,7 +404,7 @@ class OnnxRuntimeMethod(Method[ModelSource]):
 
     def model_of(
         self, file: OnnxFile, names: list[str], source: ModelSource, options: BuildOptions
-    ) -> Any:
+    ) -> object:
         """Build the accelerated model that runs an exported ONNX file."""
         network = OnnxNetwork(
             file,
@@ -439,7 +440,7 @@ class QuantizedOnnxRuntimeMethod(OnnxRuntimeMethod):
     quantize: Quantize = field(kw_only=True)
     calibrates: bool = True
 
-    def build(self, source: ModelSource, options: BuildOptions) -> Any:
+    def build(self, source: ModelSource, options: BuildOptions) -> object:
         original = OnnxNetwork(*self.exported(source, options))
         plain = replace(self, precision=FP32)
         model = self.wrap(source, original, self.name, options)
@@ -448,7 +449,7 @@ class QuantizedOnnxRuntimeMethod(OnnxRuntimeMethod):
         graph = FloatGraph(original.file, [original.feed(each) for each in batches])
         file = OnnxFile()
 
-        def build(excluded: tuple[str, ...]) -> Any:
+        def build(excluded: tuple[str, ...]) -> object:
             nonlocal file
             file = OnnxFile()
             try:

@@ -242,7 +242,7 @@ class SavedModel:
         }
 
 
-def class_of(meta: Mapping, base: type, model: object, framework: str) -> Any:
+def class_of(meta: Mapping, base: type, model: object, framework: str) -> Any:  # of type[base]
     """Return the class that the metadata of a saved model names.
 
     Raises

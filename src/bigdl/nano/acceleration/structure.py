@@ -50,7 +50,7 @@ class Structure:
     cls: Any = None
     value: Any = None
 
-    def rebuild(self, leaves: Iterable[Any]) -> Any:
+    def rebuild(self, leaves: Iterable[Any]) -> Any:  # the nest that was flattened
         """Build a nested value from a flat list of tensors.
 
         Parameters
@@ -463,7 +463,7 @@ def first_batches(
         raise UsageError(empty, code="data-empty")
 
 
-def as_array(value: Any) -> Any:
+def as_array(value: Any) -> Any:  # other values are returned as they are
     """Convert a PyTorch tensor to an ndarray, bfloat16 to float32; pass other values through."""
     if not hasattr(value, "detach"):
         return value

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError, as_usage_error, user_stacklevel
 from bigdl.nano.acceleration.accuracy import keep_accuracy
@@ -37,6 +37,8 @@ from bigdl.nano.openvino.quantization import Quantizer
 
 if TYPE_CHECKING:
     import openvino as ov
+
+    from bigdl.nano.openvino.network import Shapes
 
 openvino = LazyModule("openvino", "nano")
 
@@ -185,7 +187,7 @@ def _layout(value: object) -> tuple[str, ...]:
     return parts
 
 
-def _shapes(keywords: Mapping[str, Any], network: ov.Model) -> Any:
+def _shapes(keywords: Mapping[str, Any], network: ov.Model) -> Shapes | None:
     """Return the input shapes that the keywords ``input`` and ``input_shape`` set, or None."""
     named, shapes = keywords.get("input"), keywords.get("input_shape")
     names = _BRACKETS.sub("", named).split(",") if isinstance(named, str) else named or ()
@@ -207,7 +209,7 @@ def _shapes(keywords: Mapping[str, Any], network: ov.Model) -> Any:
             code="argument-value",
             argument="input_shape",
         )
-    return dict(zip(names or range(len(shapes)), shapes, strict=True))
+    return cast("Shapes", dict(zip(names or range(len(shapes)), shapes, strict=True)))
 
 
 Convert = Callable[[Any, BuildOptions], Any]
@@ -238,7 +240,7 @@ class OpenVINOMethod(Method[ModelSource]):
             return reason
         return None if supports_bf16() else "Platform doesn't support BF16 format"
 
-    def build(self, source: ModelSource, options: BuildOptions) -> Any:
+    def build(self, source: ModelSource, options: BuildOptions) -> object:
         self.check(options)
         network = self.converted(source, options)
         if self.precision == FP16:
@@ -293,7 +295,7 @@ class OpenVINOMethod(Method[ModelSource]):
                 argument="input_shape",
             )
 
-    def model_of(self, network: ov.Model, source: ModelSource, options: BuildOptions) -> Any:
+    def model_of(self, network: ov.Model, source: ModelSource, options: BuildOptions) -> object:
         """Compile a network and wrap it as the framework's accelerated model."""
         config = dict(options.openvino_config or {})
         if self.computes == "bf16" and self.precision.quantized:
@@ -331,7 +333,7 @@ class QuantizedOpenVINOMethod(OpenVINOMethod):
     packages: tuple[str, ...] = ("openvino", "nncf")
     weights_only: bool = False
 
-    def build(self, source: ModelSource, options: BuildOptions) -> Any:
+    def build(self, source: ModelSource, options: BuildOptions) -> object:
         self.check(options)
         weights = options.weight_options or WeightOptions() if self.weights_only else None
         calibrates = weights is None or weights.needs_calibration
@@ -340,7 +342,7 @@ class QuantizedOpenVINOMethod(OpenVINOMethod):
         quantizer = Quantizer(network, list(batches), self.precision, weights)
         facts = (quantized_key(network, quantizer.batches), self.precision.name, weights)
 
-        def build(excluded: tuple[str, ...]) -> Any:
+        def build(excluded: tuple[str, ...]) -> object:
             key = None if facts[0] is None else fingerprint(*facts, excluded)
             quantized = load_network(key)
             # the network whose key agreement.py removes if the results differ

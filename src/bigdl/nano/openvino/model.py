@@ -210,7 +210,7 @@ def _without_files(config: Mapping) -> dict[str, Any]:
     }
 
 
-def plain(value: object) -> Any:
+def plain(value: object) -> object:
     """Convert a value, such as an OpenVINO property, to types that YAML supports."""
     if isinstance(value, Mapping):
         return {

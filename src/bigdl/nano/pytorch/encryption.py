@@ -14,7 +14,7 @@ import pickle
 import struct
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 from torch.utils.data import Dataset
@@ -83,7 +83,7 @@ def load(
     *args: Any,
     decryption_key: str | bytes | None = None,
     **kwargs: Any,
-) -> Any:
+) -> Any:  # any content
     """Load an object with ``torch.load``, decrypted if a key is given.
 
     Parameters
@@ -260,17 +260,17 @@ class EncryptedDataset(Dataset):
             )
         first = self._read(0)  # raises now if the key is wrong
         is_list = path.is_file() and len(self._locations) == 1 and isinstance(first, list)
-        self._list = first if is_list else None
+        self._list = cast("list[Any]", first) if is_list else None
 
     def __len__(self) -> int:
         return len(self._locations if self._list is None else self._list)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Any:  # any content
         """Return the item at an index; negative indices count from the end."""
         position = range(len(self))[operator.index(index)]
         return self._read(position) if self._list is None else self._list[position]
 
-    def _read(self, number: int) -> Any:
+    def _read(self, number: int) -> object:
         path, offset = self._locations[number]
         try:
             with open(path, "rb") as file:

@@ -144,7 +144,7 @@ class LightningModule(pl.LightningModule):
     def test_step(self, batch: Sequence, batch_idx: int) -> None:
         self._log_metrics("test", batch)
 
-    def predict_step(self, batch: object, batch_idx: int, dataloader_idx: int = 0) -> Any:
+    def predict_step(self, batch: object, batch_idx: int, dataloader_idx: int = 0) -> object:
         return self(*batch) if isinstance(batch, (tuple, list)) else self(batch)
 
     def configure_optimizers(self) -> tuple[list, list]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import torch
 from torch.optim.adam import adam
@@ -64,8 +64,12 @@ class SparseAdam(torch.optim.Optimizer):
             check_number(f"betas[{index}]", beta, 0, below=1)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update all parameters that have a gradient.
 
         Parameters

@@ -47,7 +47,7 @@ from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, Obj
 from bigdl.nano.pytorch.training.steps import FastSteps
 
 if TYPE_CHECKING:
-    pass
+    from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 _OF_LIGHTNING = frozenset(vars(LightningModule())) - frozenset(vars(torch.nn.Module()))
 _METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of a trainer
@@ -237,13 +237,13 @@ class _FastStrategy(Strategy):
         batch = super().batch_to_device(batch, device, dataloader_idx)
         return batch if self.steps is None else self.steps.batch(batch)
 
-    def training_step(self, *args: object, **kwargs: object) -> Any:
+    def training_step(self, *args: object, **kwargs: object) -> STEP_OUTPUT:
         prefix = cast("AutomaticPrefix", self.prefix)
         steps = cast("FastSteps", self.steps)
         if self._begin_step(prefix, steps, args[:1]):
             args = steps.batch(args)
         with prefix.step(first=steps.autotuner is None):
-            return steps.step(super().training_step, *args, **kwargs)
+            return cast("STEP_OUTPUT", steps.step(super().training_step, *args, **kwargs))
 
     def _begin_step(self, prefix: AutomaticPrefix, steps: FastSteps, batch: object) -> bool:
         """Record the start of a step; return True if precision or memory format has changed."""

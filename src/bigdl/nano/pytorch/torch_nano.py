@@ -7,7 +7,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
@@ -281,7 +281,7 @@ class TorchNano(ABC):
         """Settings of the last loop, as logged."""
         return self._report
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # an attribute of Fabric
         """Return an option such as ``num_processes``, or an attribute of Fabric.
 
         Fabric's attributes exist while the loop runs: device, is_global_zero, print, barrier, …
@@ -510,7 +510,7 @@ auto_lr
                     f"{models}",
                     code="argument-value",
                 )
-            return loop.train(*inputs, **keywords)
+            return cast("T", loop.train(*inputs, **keywords))
 
         return train
 
@@ -553,7 +553,7 @@ class _DecoratedLoop(TorchNano):
 
     _function: Callable[..., Any]
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, *args: Any, **kwargs: Any) -> object:
         values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         model_key = next(name for name, value in values.items() if is_model(value))
         optimizers = {name: value for name, value in values.items() if isinstance(value, Optimizer)}

@@ -544,14 +544,14 @@ class Trainer(pl.Trainer):
     load = staticmethod(InferenceOptimizer.load)
 
 
-def _with_steps(model: torch.nn.Module | None, trainer: Trainer) -> Any:
+def _with_steps(model: torch.nn.Module | None, trainer: Trainer) -> pl.LightningModule | None:
     """Wrap an accelerated model in a LightningModule for the Trainer; return others unchanged.
 
     It is a shallow copy of the original LightningModule in which ``self(x)`` calls the accelerated
     model. For a plain module, it is a copy of the LightningModule in which the trainer fitted it.
     """
     if not isinstance(model, AcceleratedModel):
-        return model
+        return cast("pl.LightningModule | None", model)  # Lightning refuses other modules
     source = model.nano_source
     last = getattr(trainer, "lightning_module", None)
     if source is not None and source is getattr(last, "model", None):

@@ -102,7 +102,7 @@ class GrpcCall:
         self.has_gone = False  # True after the client cancelled; grpc.aio does not report it
         self._begin = time.monotonic()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # an attribute of the context
         return getattr(self._context, name)  # peer, set_trailing_metadata, set_code, ...
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:

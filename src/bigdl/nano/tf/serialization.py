@@ -7,7 +7,7 @@ Classes defined in a script or notebook are pickled with the model; see
 import io
 import pickle
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -16,6 +16,8 @@ import tensorflow as tf
 from bigdl.common.errors import as_usage_error
 from bigdl.runtime.keras_objects import KerasArchive, KerasConfig
 from bigdl.runtime.serialization import dumps_by_value, value_pickler
+
+T = TypeVar("T")
 
 _OF_TRAINING = ("optimizer", "run_eagerly", "jit_compile", "steps_per_execution")
 
@@ -39,7 +41,7 @@ def compiled_like(model: keras.Model, original: object) -> keras.Model:
     return model
 
 
-def copied(value: object) -> Any:
+def copied(value: T) -> T:
     """Return nested arguments with copies of Keras losses, metrics and optimizers."""
 
     def copy(each: object) -> object:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -30,6 +30,8 @@ from bigdl.nano.pytorch.inference.source import (
     sample_arguments,
     trainer_loader,
 )
+
+T = TypeVar("T")
 
 # BigDL requires newer versions of all of them.
 TORCH_VERSION_LESS_1_10 = TORCH_VERSION_LESS_1_11 = TORCH_VERSION_LESS_1_12 = False
@@ -377,7 +379,7 @@ def generate_channels_last_available(inputs: Sequence[Any]) -> list[str]:
     return layouts_of(tensors)
 
 
-def apply_proper_channels_last(flag: str, input_item: object) -> Any:
+def apply_proper_channels_last(flag: str, input_item: T) -> T:
     """Return a tensor in the memory layout that `flag` names; other values stay unchanged.
 
     Raises
@@ -396,7 +398,7 @@ def apply_proper_channels_last(flag: str, input_item: object) -> Any:
     check_choice("flag", flag, (*LAYOUTS, "original"))
     if flag == "original" or not torch.is_tensor(input_item):
         return input_item
-    return input_item.contiguous(memory_format=LAYOUTS[flag])
+    return cast("T", input_item.contiguous(memory_format=LAYOUTS[flag]))
 
 
 class MetaData:

@@ -162,7 +162,7 @@ class MultiprocessingBackend:
         """Do nothing; no process remains after a run."""
 
 
-def _call(rank: int, target: Callable, args: tuple, envs: Sequence[Mapping] | None) -> Any:
+def _call(rank: int, target: Callable, args: tuple, envs: Sequence[Mapping] | None) -> object:
     if envs is not None:
         os.environ.update({name: str(value) for name, value in envs[rank].items()})
     return target(*args)

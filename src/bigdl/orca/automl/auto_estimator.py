@@ -504,7 +504,7 @@ class AutoEstimator:
 
     # Results ------------------------------------------------------------------------------------
 
-    def get_best_model(self) -> Any:
+    def get_best_model(self) -> Any:  # the user's class
         """Return the best model, as the user's class with the weights of its best epoch.
 
         Returns
@@ -543,7 +543,7 @@ class AutoEstimator:
             for trial in best
         ]
 
-    def get_model(self, trial: int | dict) -> Any:
+    def get_model(self, trial: int | dict) -> Any:  # the user's class
         """Return the model of a finished trial with the weights of its best epoch.
 
         Parameters

@@ -22,7 +22,7 @@ import contextlib
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -336,7 +336,7 @@ class TrialRecords(TrialReporting):
 
     def json_config(self, trial: FrozenTrial) -> dict[str, Any]:
         """Return a trial's drawn values as a dict of JSON values by parameter path."""
-        changed = json_value(trial.user_attrs.get("changed", {}))
+        changed = cast("dict[str, Any]", json_value(trial.user_attrs.get("changed", {})))
         return {**self.space.json_values(trial.params), **changed}
 
     def table(self) -> pd.DataFrame:

@@ -567,7 +567,7 @@ class ConnectValue:
         return cls(ConnectCluster(session).broadcast(cloudpickle.dumps(value)))
 
     @functools.cached_property
-    def value(self) -> Any:
+    def value(self) -> Any:  # the object that was sent
         return cloudpickle.loads(self._data.value)
 
     def __reduce__(self):

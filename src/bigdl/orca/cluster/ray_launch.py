@@ -256,7 +256,7 @@ def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]
     }
 
 
-def ray_get(references: Any) -> Any:
+def ray_get(references: Any) -> Any:  # the referenced objects
     """Call ``ray.get`` on the driver; raise RayLost if this program's Ray is gone."""
     import ray
 

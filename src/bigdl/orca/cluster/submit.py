@@ -70,7 +70,7 @@ class ContextRequest:
     conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def get(self, name: str, default: object = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:  # the option's type
         value = self.options.get(name)
         return default if value is None else value
 

@@ -167,7 +167,7 @@ class ArrayMessage:
     def __bytes__(self):
         return b"".join(self.parts)
 
-    def opened(self) -> Any:
+    def opened(self) -> Any:  # JSON values and arrays
         """Return the document, as :func:`unpack` returns it at the receiver."""
         return _filled(self._text, lambda offset, dtype, shape: self._arrays[offset].reshape(shape))
 
@@ -191,7 +191,7 @@ class ReceivedMessage:
     def __init__(self, head: Any, large: np.ndarray, tail: Any):
         self.parts = [memoryview(head), large.data, memoryview(tail)]
 
-    def opened(self) -> Any:
+    def opened(self) -> Any:  # JSON values and arrays
         """Return the decoded document; its arrays are views of the received buffers."""
         head, large, _ = self.parts
         if not len(head):
@@ -213,7 +213,7 @@ def pack(doc: object) -> bytes:
     return bytes(ArrayMessage(doc))
 
 
-def unpack(data: Any) -> Any:
+def unpack(data: Any) -> Any:  # JSON values and arrays
     """Return the document of a message; its arrays are read-only views, and bytes become arrays.
 
     Parameters
@@ -339,7 +339,7 @@ class FrameReader:
         """Return the documents of all messages with a tag."""
         return [unpack(data) for data in self.messages(tag)]
 
-    def document(self, tag: bytes) -> Any:
+    def document(self, tag: bytes) -> Any:  # JSON values and arrays
         """Return the document of the only message with a tag, or None."""
         return next(iter(self.documents(tag)), None)
 

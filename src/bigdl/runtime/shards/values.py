@@ -336,7 +336,7 @@ def arrays_of(data: object) -> Iterator[Any]:
         yield data
 
 
-def map_arrays(data: object, func: Callable[[Any], Any]) -> Any:
+def map_arrays(data: object, func: Callable[[Any], Any]) -> Any:  # `data` with what `func` returns
     """Apply a function to the arrays of a container; return a container of equal structure."""
     if isinstance(data, dict):
         return {key: map_arrays(value, func) for key, value in data.items()}

@@ -164,7 +164,7 @@ class Steps:
     def __init__(self, model: keras.Model):
         self._model = model
 
-    def train(self, batch: KerasBatch) -> Any:
+    def train(self, batch: KerasBatch) -> Any:  # the user's train_step determines it
         """Run the model's ``train_step`` and return its result, which is usually the logs."""
         self._model.train()
         return self._model.train_step(_map(_torch_tensor, batch))

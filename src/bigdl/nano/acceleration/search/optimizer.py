@@ -68,7 +68,7 @@ class ModelData(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def source(self, model: Any) -> Any:
+    def source(self, model: Any) -> Any:  # a ModelSource of the framework
         """Return the source of a model, with its calibration data."""
 
 

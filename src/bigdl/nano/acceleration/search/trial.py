@@ -145,7 +145,7 @@ class Candidate:
     model: Any
     context: Callable[[], AbstractContextManager]
 
-    def __call__(self, batch: ModelBatch) -> Any:
+    def __call__(self, batch: ModelBatch) -> object:
         with self.context():
             return self.model(*batch.args, **batch.kwargs)
 

@@ -131,7 +131,7 @@ class Categorical(SimpleSpace):
     def grid(self) -> list[Any]:
         return list(self.labels)
 
-    def value(self, parameter: object) -> Any:
+    def value(self, parameter: object) -> object:
         for label, choice in zip(self.labels, self.choices, strict=True):
             # Accept equal values of other types, as 1 for 1.0, and the choice instead of its label.
             if label == parameter or choice is parameter:
@@ -146,7 +146,7 @@ class Categorical(SimpleSpace):
         super().visit(naming, name)
         naming.visit_categories(self, self.choices, name)
 
-    def resolve(self, assignment: Assignment) -> Any:
+    def resolve(self, assignment: Assignment) -> Any:  # one of the choices
         return resolve(super().resolve(assignment), assignment)
 
     def __repr__(self) -> str:
@@ -297,13 +297,13 @@ class NestedSpace(Space):
             name = f"{self.prefix}:{name}" if name else self.prefix
         visit(self.data, naming, name)
 
-    def resolve(self, assignment: Assignment) -> Any:
+    def resolve(self, assignment: Assignment) -> Any:  # the user's container
         return resolve(self.data, assignment)
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, part: int | str) -> Any:
+    def __getitem__(self, part: int | str) -> Any:  # a part of the user's container
         return self.data[part]
 
 

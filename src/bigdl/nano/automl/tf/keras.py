@@ -252,7 +252,7 @@ class Searchable(_ModelProxy, Searcher):
             return super().__reduce_ex__(protocol)
         return self._model.__reduce_ex__(protocol)
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:  # outputs of the user's model
         return self._resolve()(*args, **kwargs)
 
     def _resolve(self) -> keras.Model:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from xmlrpc.client import ServerProxy
 from xmlrpc.server import SimpleXMLRPCRequestHandler, SimpleXMLRPCServer
 
@@ -258,10 +258,10 @@ def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
             thread.join()
 
 
-def _report_remotely(address: str, value: float, epoch: int) -> Any:
+def _report_remotely(address: str, value: float, epoch: int) -> bool:
     """Report an epoch's metric to the process that runs the trial."""
     with ServerProxy(address) as process:
-        return process.should_prune(value, epoch)
+        return cast("bool", process.should_prune(value, epoch))
 
 
 # The objective ------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class LazyClass:
     def __call__(self, *args: object, **kwargs: object) -> object:
         return called(self._cls, *args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # an attribute of the class
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._cls, name)

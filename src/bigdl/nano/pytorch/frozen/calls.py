@@ -186,7 +186,7 @@ class MethodForward(ForwardOverride):
     def __class__(self) -> type:
         return types.MethodType
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # an attribute of the function
         if name in ("__func__", "__self__", "__globals__", "__code__", "__closure__"):
             return getattr(vars(self)["forward"], name)
         raise AttributeError(name)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -248,7 +249,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
                 self.notes.append(f"{segment.name}: {name} is impossible: {one_line(error)}")
                 continue
 
-            def run(x: torch.Tensor, built: torch.nn.Module = built) -> torch.Tensor:
+            def run(x: torch.Tensor, built: Any = built) -> torch.Tensor:
                 return built(x.contiguous())  # torch copies channels faster than NumPy does
 
             runs[name] = run

@@ -10,7 +10,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,8 @@ from bigdl.common.errors import one_line
 from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, autocast_now, is_transformed
 from bigdl.nano.pytorch.frozen.state import ModulesState
+
+T = TypeVar("T")
 
 _MOST_SIZES = 8  # batch sizes whose results are compared with the modules' results
 _TIMED = 6  # calls after which the segment must be faster
@@ -338,7 +340,7 @@ class _IntermediateTensor(torch.Tensor):
         return function(*_materialize(args), **_materialize(kwargs or {}))
 
 
-def _materialize(values: object) -> Any:
+def _materialize(values: T) -> T:
     """Replace placeholders in nested arguments with the real tensors."""
     return tree_map_only(_IntermediateTensor, _value_of, values)
 

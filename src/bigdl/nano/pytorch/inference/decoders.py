@@ -60,7 +60,7 @@ _FEWEST_TOKENS = 4
 _KEPT = "logits_to_keep"
 
 
-def _cache_in(result: object) -> Any:
+def _cache_in(result: object) -> Any:  # a Cache of transformers, which has no types here
     """Return the cache in a decoder's result, or None."""
     held = (getattr(result, name, None) for name in _CACHE_NAMES)
     return next((each for each in held if each is not None), None)

@@ -506,7 +506,7 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
         return self.nano_to_arrays(batch.args, batch.kwargs)
 
     def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
-        rebuilt_with = plain(self.rebuilt_with)
+        rebuilt_with = cast("dict[str, Any]", plain(self.rebuilt_with))
         precision = self.nano_network.precision
         # quantized and fp16 weights are smaller already
         if compression != "bf16" or precision.quantized or precision == FP16:
@@ -525,13 +525,15 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
         if meta.get("compression") == "bf16":
-            return cls._convert_again(directory, meta, options)
+            return cast("Self", cls._convert_again(directory, meta, options))
         loaded = super().load_from(directory, meta, options)
         loaded.rebuilt_with = {name: meta[name] for name in _REBUILT_WITH if name in meta}
         return loaded
 
     @staticmethod
-    def _convert_again(directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Any:
+    def _convert_again(
+        directory: Path, meta: Mapping[str, Any], options: LoadOptions
+    ) -> PytorchOpenVINOModel:
         """Convert the original model again with the saved weights."""
         model, input_sample = require_original(options)
         module = load_weights(copy.deepcopy(model), directory / meta["checkpoint"])
@@ -541,7 +543,8 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
         device = options.device or meta["device"]
         build_options = BuildOptions.of({**meta, "openvino_config": config, "device": device})
         method = find_method(meta.get("method") or "openvino_fp32")
-        built = method.build(TorchSource(module, input_sample), build_options)
+        source = TorchSource(module, input_sample)
+        built = cast("PytorchOpenVINOModel", method.build(source, build_options))
         if options.shapes is not None:
             reshaped, error = built.reshape(options.shapes)
             if not reshaped:

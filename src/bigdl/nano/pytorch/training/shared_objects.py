@@ -55,7 +55,7 @@ class ObjectRegistry:
         pickler.dump(value)
         return file.getvalue()
 
-    def loads(self, content: bytes) -> Any:
+    def loads(self, content: bytes) -> Any:  # any value
         """Unpickle a value; resolve names to this process's objects."""
         unpickler: Any = pickle.Unpickler(io.BytesIO(content))
         unpickler.persistent_load = self._objects.__getitem__

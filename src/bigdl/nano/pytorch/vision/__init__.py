@@ -28,7 +28,7 @@ _TRANSFORMS = """
 _THEIRS = {"datasets": _DATASETS.split(), "transforms": _TRANSFORMS.split()}
 
 
-def of_torchvision(module: str, name: str, importer: str) -> Any:
+def of_torchvision(module: str, name: str, importer: str) -> Any:  # any attribute
     """Return an attribute of a torchvision module, for the ``__getattr__`` of another module.
 
     Parameters

@@ -233,7 +233,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
             threads=meta.get("thread_num"),
         ).nano_attach(model)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # an attribute of the original
         source = vars(self).get("nano_source")
         if not name.startswith("_") and hasattr(source, name):
             return getattr(source, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bigdl.nano.acceleration import autotune
 from bigdl.nano.acceleration.method import (
@@ -79,7 +79,10 @@ class StaticInt8(QuantizedOpenVINOMethod):
         sizes = [(list(each.shape), str(each.dtype)) for each in arrays]
         layers = [op.get_type_name() for op in network.get_ops()]
         key = autotune.cache_key("rest of int8", layers, sizes, options.thread_num)
-        calls = {name: partial(each.nano_network.infer, arrays) for name, each in models.items()}
+        calls = {
+            name: partial(cast("KerasOpenVINOModel", each).nano_network.infer, arrays)
+            for name, each in models.items()
+        }
         return models[autotune.load_or_measure(key, "f32", calls).name]
 
 

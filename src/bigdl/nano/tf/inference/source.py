@@ -179,12 +179,13 @@ def as_array(value: object, port: Port | None = None) -> np.ndarray:
     return array
 
 
-def plain(value: object) -> Any:
+def plain(value: object) -> object:
     """Replace Keras' tracked containers in nested tensors by builtin ones."""
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(plain, value))
+        create: Any = type(value)
+        return create(*map(plain, value))
     if isinstance(value, (list, tuple)):
         return [plain(x) for x in value] if isinstance(value, list) else tuple(map(plain, value))
     return value

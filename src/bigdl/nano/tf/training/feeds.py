@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -27,6 +27,9 @@ from bigdl.common.errors import UsageError, as_usage_error
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.keras.data import DatasetGraph, DatasetRows, with_seeds
+
+if TYPE_CHECKING:
+    from bigdl.common.types import Tensors
 
 MAX_BATCHES = 65_536
 """Largest number of batches read from data of unknown length."""
@@ -358,7 +361,7 @@ def read_batches(path: str, spec: object) -> tf.data.Dataset:
     """Return a dataset of the batches in a file written by :func:`write_batches`."""
     parts = tf.nest.flatten(spec, expand_composites=True)
 
-    def batch(records: Sequence[tf.Tensor]) -> Any:
+    def batch(records: Sequence[tf.Tensor]) -> Tensors:
         tensors = [
             tf.ensure_shape(tf.io.parse_tensor(records[index], part.dtype), part.shape)
             for index, part in enumerate(parts)

@@ -250,7 +250,7 @@ class SharedValue:
         return {"broadcast_data": self.broadcast_data, "_data": None}
 
     @property
-    def value(self) -> Any:
+    def value(self) -> Any:  # the user's object
         """The value; workers unpickle it once per process."""
         if self._data is None:
             broadcast: Any = self.broadcast_data
@@ -445,7 +445,7 @@ class SparkXShards(XShards):
         """Return all shards, in order."""
         return collected(self.rdd)
 
-    def first(self) -> Any:
+    def first(self) -> Any:  # a frame, dict or array
         """Return the first shard.
 
         Raises

@@ -440,7 +440,7 @@ class StageReader(MLReader):
         super().__init__()
         self._cls, self._trust = cls, trust
 
-    def load(self, path: str) -> Any:
+    def load(self, path: str) -> Any:  # a stage of the reader's class
         line = self.sparkSession.read.text(f"{path}/metadata").first()
         metadata = json.loads(cast("Row", line).value)
         expected = f"{self._cls.__module__}.{self._cls.__name__}"

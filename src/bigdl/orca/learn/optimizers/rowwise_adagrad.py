@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 import torch
 
 from bigdl.common.checks import check_number
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.optim.optimizer import ParamsT
 
 
@@ -65,8 +67,12 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         defaults = {"lr": lr, "eps": eps, "initial_accumulator_value": initial_accumulator_value}
         super().__init__(params, defaults)
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update the weights.
 
         Parameters

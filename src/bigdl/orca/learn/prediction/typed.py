@@ -32,7 +32,7 @@ class Predict(Protocol[P]):
         data: str | os.PathLike | Sequence[str] | Sequence[np.ndarray] | Mapping[str, Any],
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> Any: ...
+    ) -> Any: ...  # arrays by output, or a frame of the cluster
 
 
 class PredictMethod(Protocol[P]):

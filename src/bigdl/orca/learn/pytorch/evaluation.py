@@ -247,7 +247,7 @@ class TorchRunner:
             )
         self._values[key] = value
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str) -> Any:  # the user's object
         """Return the value stored under a key."""
         return self._values[self._known(key)]
 

@@ -121,7 +121,9 @@ def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
         ) from None
 
 
-def call_model(model: torch.nn.Module, inputs: Sequence[Any], names: Sequence[str] = ()) -> Any:
+def call_model(
+    model: torch.nn.Module, inputs: Sequence[Any], names: Sequence[str] = ()
+) -> Any:  # what the user's model returns
     """Call a model with inputs, converting their dtypes if the model requires it.
 
     A Hugging Face model gets its inputs by the column `names`, if they are known. If the model does

@@ -166,7 +166,7 @@ class DriverModel(ABC):
     are_changes_kept = False
 
     @abstractmethod
-    def replica_program(self) -> Any:
+    def replica_program(self) -> Any:  # a program of the framework
         """Return the program that holds the model and settings of the replicas."""
 
     @abstractmethod

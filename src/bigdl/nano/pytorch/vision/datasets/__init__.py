@@ -18,7 +18,7 @@ from bigdl.nano.pytorch.vision.datasets.folders import (
 _OWN = ["ImageFolder", "OxfordIIITPet", "SegmentationImageFolder", "collate_channels_last"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # an attribute of torchvision
     if name == "__all__":  # `import *` asks for it
         return names_with_torchvision("datasets", _OWN)
     return of_torchvision("datasets", name, __name__)

@@ -74,7 +74,7 @@ class SampleDataset(Dataset, abc.ABC):
         """True if several threads may build samples at the same time."""
         return all(map(is_thread_safe, self._callables))
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Any:  # a tuple, as :meth:`sample`
         return self._seeded_sample(index, None if self.deterministic else random_seed())
 
     def __getitems__(self, indices: Sequence[int]) -> list:

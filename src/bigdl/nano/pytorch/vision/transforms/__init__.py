@@ -13,7 +13,7 @@ from bigdl.nano.pytorch.vision.transforms.transforms import *  # noqa: F403
 from bigdl.nano.pytorch.vision.transforms.transforms import __all__ as _OWN
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # an attribute of torchvision
     if name == "__all__":  # `import *` asks for it
         return names_with_torchvision("transforms", _OWN)
     return of_torchvision("transforms", name, __name__)

@@ -1257,7 +1257,7 @@ class RandomErasing(_HalfProbability):
         return 0, 0, rows, columns, img
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # an attribute of torchvision
     return of_torchvision("transforms", name, __name__)
 
 
