@@ -43,7 +43,9 @@ class WebHdfs(WebHDFS):
 
     protocol = ("hdfs",)
 
-    def __init__(self, addresses: tuple[tuple[str, int], ...], root: str, **options: Any):
+    def __init__(
+        self, addresses: tuple[tuple[str, int], ...], root: str, **options: Any
+    ):  # options: of fsspec's class
         super().__init__(*addresses[0], **options)
         self.root = root
         first: str = self.url  # type: ignore[has-type]
@@ -77,7 +79,9 @@ class WebHdfs(WebHDFS):
     def unstrip_protocol(self, name: str) -> str:
         return str(self.root + self._strip_protocol(name))
 
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+    def pipe_file(
+        self, path: str, value: bytes, mode: str = "overwrite", **options: Any
+    ) -> None:  # options: of fsspec
         """Write a file in one request, which can be retried as a whole."""
 
         def write() -> None:

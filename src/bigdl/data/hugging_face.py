@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import MissingExtraError
 from bigdl.data.loader import TableLoader
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainingArguments
 
 try:
     from transformers import TrainerCallback
@@ -51,7 +54,9 @@ class TableLoaderCallback(TrainerCallback, ExportableState):
         """Return the loader state for the Trainer to save with each checkpoint."""
         return {"args": {}, "attributes": {"loader_state": self.loader.state_dict()}}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: Any, control: TrainerControl, **kwargs: Any
+    ) -> None:  # kwargs: the dataloader and others
         """Load the loader state of the checkpoint that the Trainer resumes from."""
         saved = state.stateful_callbacks.get(type(self).__name__)
         if state.global_step and saved is not None:

@@ -169,7 +169,7 @@ def check_conf(value: object) -> dict[str, str]:
     }
 
 
-def check_log_level(value: Any) -> str:
+def check_log_level(value: Any) -> str:  # value: unchecked
     value = value.upper() if isinstance(value, str) else value
     return check_choice("spark_log_level", value, LOG_LEVELS)
 
@@ -197,7 +197,7 @@ def check_cluster_options(mode: str, kwargs: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def check_name(name: str, value: Any, choices: tuple[str, ...]) -> str:
+def check_name(name: str, value: Any, choices: tuple[str, ...]) -> str:  # value: unchecked
     return check_choice(name, value.lower() if isinstance(value, str) else value, choices)
 
 

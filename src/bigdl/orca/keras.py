@@ -26,6 +26,8 @@ from bigdl.training.embedding_tables.sharded import ShardedEmbedding as Table  #
 from bigdl.training.embedding_tables.sharded import ShardedTable, arrow_of  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
     from bigdl.training.embedding_tables.placement import TablePlacement
 
 TableT = TypeVar("TableT", bound="ShardedTable")
@@ -367,7 +369,7 @@ class ShardedEmbedding(_TableLayer):
         self._check_whole()
         super().save_own_variables(store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
         if self.sharded_rows is None:
             super().load_own_variables(store)
             return
@@ -497,11 +499,11 @@ class GrowingEmbedding(_TableLayer):
         assert self.sharded_rows is not None
         self.sharded_rows.table.take_whole(arrays)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         for name, array in self.whole_arrays().items():
             store[name] = array.numpy()
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
         names = tuple(store.keys())
         self.take_whole({name: torch.from_numpy(store[name][()]) for name in names})
 

@@ -257,7 +257,7 @@ class Engine(ABC):
         fn: Callable[..., Any],
         feed: Feed | None = None,
         num_workers: int | None = None,
-        **options: Any,
+        **options: Any,  # of `open`
     ) -> list[Any]:
         """Run ``fn(worker)`` once on every worker and return the results in rank order.
 

@@ -155,7 +155,7 @@ def _json_of(value: object) -> str:
     return json.dumps(keras.saving.serialize_keras_object(value))
 
 
-def reduce_keras_object(value: Any) -> object:
+def reduce_keras_object(value: Any) -> object:  # value: any object
     """Return the pickle reduction of a Keras object or ``tf.function``, or NotImplemented.
 
     The receiver traces a ``tf.function`` again, without XLA, which cannot call Python.

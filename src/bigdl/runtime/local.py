@@ -44,7 +44,7 @@ from bigdl.runtime.jobs import (
 from bigdl.runtime.messages import encoded
 from bigdl.runtime.process import CpuSlot, WorkerProcess, cpu_slots
 from bigdl.runtime.shards.feed import Feed, InputPlan
-from bigdl.runtime.task import Task, execute
+from bigdl.runtime.task import Task, TaskSpec, execute
 from bigdl.runtime.worker import ChannelConnection
 
 _LOOPBACK = "127.0.0.1"
@@ -308,7 +308,9 @@ class LocalJob(CalledJob):
         return super()._failure(channel, calls, outcomes)
 
 
-def execute_task(spec: Any, attempt: int, task_index: int, directory: str) -> tuple[int, str, str]:
+def execute_task(
+    spec: TaskSpec, attempt: int, task_index: int, directory: str
+) -> tuple[int, str, str]:
     """Run one task of a job; see :func:`bigdl.runtime.task.execute`."""
     try:
         return execute(spec, attempt, iter(()), task_index, directory)

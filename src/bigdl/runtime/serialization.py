@@ -197,7 +197,10 @@ class SafePickle:
 
     @classmethod
     def dumps(
-        cls, obj: object, return_digest: bool = False, **kwargs: Any
+        cls,
+        obj: object,
+        return_digest: bool = False,
+        **kwargs: Any,  # of `pickle.dumps`
     ) -> bytes | tuple[bytes, str]:
         """Pickle an object; return bytes, or (bytes, digest) with `return_digest`."""
         data = pickle.dumps(obj, **kwargs)

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 def read_input(
     spec: Any, batches: Iterator[pa.RecordBatch], rank: int, local_dir: str
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # spec: a TaskSpec, or an object with its fields
     """Read a task's input into spools and return its shards."""
     from bigdl.runtime.shards.shard import SpoolWriter, remove_stale_spools
 

@@ -346,7 +346,7 @@ def _spark_task() -> TaskContext | None:
     return None if pyspark is None else pyspark.TaskContext.get()
 
 
-def move(built: Any, device: torch.device) -> None:
+def move(built: Any, device: torch.device) -> None:  # built: parts of the framework
     """Move a model, its criterion and its optimizer state from the CPU to a device."""
     if device.type == "cpu":
         return

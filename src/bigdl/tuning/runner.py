@@ -216,7 +216,7 @@ class TrialPool:
         timeout: float | None,
         *,
         catch: tuple[Any, ...],
-        **settings: Any,
+        **settings: Any,  # of run_trials
     ) -> None:
         """Start the processes and run trials in as many Optuna threads; see :func:`run_trials`."""
         self._manager.fill()

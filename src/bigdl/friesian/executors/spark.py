@@ -75,7 +75,7 @@ def fit_operator(df: DataFrame, operator: Operator) -> State:
 
 def apply_operator(
     df: DataFrame, operator: Operator, before: Schema, state: Any, is_training: bool = False
-) -> DataFrame:
+) -> DataFrame:  # state: the operator's
     """Apply a fitted operator to a DataFrame, in Arrow batches where that is faster."""
     batched, remainder = operator.split_for_arrow(state)
     if batched is not None and is_arrow_safe(df):

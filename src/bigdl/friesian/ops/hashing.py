@@ -210,7 +210,7 @@ class CrossColumns(Operator):
     @classmethod
     def of(
         cls, cross_columns: Any, bin_sizes: Any, cross_col_names: Any, method: str, sep: str
-    ) -> CrossColumns:
+    ) -> CrossColumns:  # cross_columns: as the user wrote them
         """Build the operator from the user's arguments; a flat list of columns means one cross."""
         if _is_list_of(str, cross_columns) and cross_columns:
             if not isinstance(bin_sizes, list | tuple):

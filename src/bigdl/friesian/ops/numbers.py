@@ -411,7 +411,7 @@ class CutBins(NumberOperator):
         bins: object,
         labels: object,
         out_cols: ColumnNames | None,
-        **options: Any,
+        **options: Any,  # fields of the class
     ) -> CutBins:
         """Build the operator from the user's arguments."""
         names = as_names(columns)

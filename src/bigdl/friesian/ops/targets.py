@@ -573,7 +573,7 @@ class TargetEncode(GroupEncode):
         target_cols: ColumnNames,
         target_mean: object,
         out_cols: object,
-        *options: Any,
+        *options: Any,  # fields of the class
     ) -> TargetEncode:
         """Build the operator from the user's arguments."""
         targets = as_names(target_cols, "target_cols")

@@ -774,7 +774,9 @@ class CategoryEncode(Operator):
     method = "category_encode"
 
     @classmethod
-    def of(cls, columns: object, freq_limit: object, *options: Any) -> CategoryEncode:
+    def of(
+        cls, columns: object, freq_limit: object, *options: Any
+    ) -> CategoryEncode:  # options: fields of the class
         """Build the operator from the user's arguments."""
         sources = sources_of(columns, freq_limit)
         named = [{"src_cols": list(each.columns), "col_name": each.name} for each in sources]

@@ -695,7 +695,7 @@ def _array(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> pa.Array
         ) from None
 
 
-def table_of(source: Any, what: str) -> pa.Table:
+def table_of(source: Any, what: str) -> pa.Table:  # source: any table
     """Convert a table, a data frame, or the Parquet files at a path to an Arrow table.
 
     Spark ML vectors become lists.

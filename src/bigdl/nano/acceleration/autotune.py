@@ -65,7 +65,7 @@ class AutotuneResult(NamedTuple):
         return {"name": self.name, "speedups": {key: [*s] for key, s in self.speedups.items()}}
 
     @classmethod
-    def from_json(cls, content: Any) -> AutotuneResult | None:
+    def from_json(cls, content: Any) -> AutotuneResult | None:  # content: any JSON
         """Build an AutotuneResult from :meth:`to_json` output, or return None if invalid."""
         try:
             speedups = {

@@ -129,7 +129,7 @@ class BuildOptions:
     share_weights: bool = False
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any], **others: Any) -> Self:
+    def of(cls, keywords: Mapping[str, Any], **others: Any) -> Self:  # others: fields
         """Create BuildOptions from keywords and ignore unknown keywords."""
         return replace(options_from_keywords(cls, keywords), **others)
 
@@ -195,7 +195,7 @@ class ModelSource(Protocol):
     def run(self, model: Any, inputs: Any) -> object:
         """Run an accelerated model on flat inputs and return its results."""
 
-    def alternative(self, inputs: Any) -> object:
+    def alternative(self, inputs: Any) -> object:  # inputs: flat arrays
         """Return the result of an equally valid code path of the framework, or None."""
 
     def refused_negatives(self) -> list[int]:

@@ -335,7 +335,7 @@ class CallSignature:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping, **others: Any) -> Self:
+    def from_json(cls, data: Mapping, **others: Any) -> Self:  # others: fields
         """Build a CallSignature from the output of :meth:`to_json`."""
         return cls(
             tuple(data["parameters"]),

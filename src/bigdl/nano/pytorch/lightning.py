@@ -151,7 +151,9 @@ class LightningModule(pl.LightningModule):
         optimizers = [] if self.optimizer is None else [self.optimizer]
         return optimizers, [] if self.scheduler is None else [self.scheduler]
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> object:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> object:  # args: of torch
         """Load the state dict of this module or of the wrapped module.
 
         The latter comes from ``model.state_dict()`` of a program without Lightning.

@@ -96,7 +96,7 @@ class HPOSearcher(Searcher):
         acceleration: bool = False,
         input_sample: object = None,
         max_epochs: int | None = None,
-        **kwargs: Any,
+        **kwargs: Any,  # of the study
     ) -> pl.LightningModule | list[FrozenTrial]:
         """Train models with different hyper-parameters; see :meth:`Trainer.search`."""
         options, data = split_arguments(kwargs, _OF_FIT)

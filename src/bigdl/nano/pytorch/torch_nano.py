@@ -266,7 +266,7 @@ class TorchNano(ABC):
         kwargs.pop("model", None)
         self._running.backward(tensor, *args, **kwargs)
 
-    def save(self, content: Any, filepath: Any) -> None:
+    def save(self, content: Any, filepath: Any) -> None:  # content: a dict or a path
         """Save a checkpoint from one process; `filepath` may be the first argument."""
         if isinstance(content, (str, os.PathLike)):
             content, filepath = filepath, content

@@ -498,7 +498,9 @@ class Trainer(pl.Trainer):
         return model
 
     @staticmethod
-    def trace(model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    def trace(
+        model: torch.nn.Module, *args: Any, **kwargs: Any
+    ) -> torch.nn.Module:  # args: of trace
         """Call :meth:`InferenceOptimizer.trace`; deprecated."""
         _warn_of_deprecation("trace")
         return InferenceOptimizer.trace(model, *args, **kwargs)

@@ -76,7 +76,9 @@ class TrialWorker:
         self._rank, self._size, self._address = rank, size, address
         self.run: TrialRun | None = None
 
-    def call(self, name: str, *arguments: Any) -> tuple[Any, tuple[str, str, str] | None]:
+    def call(
+        self, name: str, *arguments: Any
+    ) -> tuple[Any, tuple[str, str, str] | None]:  # arguments: of the method
         """Call a method of the trial; return its result and its failure.
 
         A failure is a tuple of origin, class name and traceback. The name ``"begin"`` calls
@@ -161,7 +163,7 @@ class TuneTrial(tune.Trainable):
         state = {**self._begin_if_needed().state(), "trial": self.trial_id}
         Path(checkpoint_dir, _STATE).write_bytes(pickle.dumps(state))
 
-    def load_checkpoint(self, checkpoint: Any) -> None:
+    def load_checkpoint(self, checkpoint: Any) -> None:  # checkpoint: a folder
         state = pickle.loads(Path(checkpoint, _STATE).read_bytes())
         if state.pop("trial") != self.trial_id:
             # the weights of the best epoch belong to another trial

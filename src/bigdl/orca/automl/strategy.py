@@ -315,7 +315,7 @@ def _describe(value: object) -> str:
 # Domains of ray.tune -----------------------------------------------------------------------------
 
 
-def from_ray(value: Any) -> object:
+def from_ray(value: Any) -> object:  # value: any value
     """Convert a ``ray.tune`` domain to a BigDL search space; return other values unchanged.
 
     Raises

@@ -509,7 +509,7 @@ def active_spark_or_local() -> SparkCluster:
     return SparkCluster.active_or_local() if session is None else ConnectCluster(session)
 
 
-def explained(frame: Any, extended: bool = False) -> str:
+def explained(frame: Any, extended: bool = False) -> str:  # frame: classic or Connect
     """Return the query plan of a DataFrame as text."""
     return frame._explain_string(extended=extended)
 
@@ -558,7 +558,7 @@ class ConnectValue:
     value : object
     """
 
-    def __init__(self, data: Any):
+    def __init__(self, data: Any):  # data: with a field `value`
         self._data = data  # ConnectBytes, or its form in a task
 
     @classmethod

@@ -223,7 +223,9 @@ def ray_calls() -> Iterator[None]:
         raise loss from None
 
 
-def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]:
+def connect_ray(
+    cleanup: contextlib.ExitStack, **options: Any
+) -> dict[str, Any]:  # options: of ray.init
     """Connect to Ray until `cleanup` is closed, and return Ray's address information.
 
     Returns

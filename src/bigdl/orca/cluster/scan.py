@@ -164,7 +164,7 @@ def _is_bare(scan: Any, spark: Any) -> bool:
     )
 
 
-def splits_of_tasks(rdd: Any) -> list[list[Split]] | None:
+def splits_of_tasks(rdd: Any) -> list[list[Split]] | None:  # rdd: a Java object
     if class_of(rdd) != _RDD:
         return None
     parts = [each.files() for each in items_of(rdd.filePartitions())]

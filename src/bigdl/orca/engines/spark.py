@@ -113,7 +113,7 @@ class SparkEngine(Engine):
     cluster: SparkCluster
     _over_connect: ClassVar[type[SparkEngine] | None] = None  # set by its module
 
-    def __new__(cls, cluster: SparkCluster | None = None, **options: Any) -> SparkEngine:
+    def __new__(cls, cluster: SparkCluster | None = None, **options: object) -> SparkEngine:
         is_connect = cls is SparkEngine and cluster is None and connect_session() is not None
         return super().__new__((cls._over_connect if is_connect else None) or cls)
 
@@ -229,7 +229,7 @@ class SparkJob(Job):
     for each other (:class:`~bigdl.orca.engines.dynamic_workers.DynamicWorkers`).
     """
 
-    def __init__(self, engine: SparkEngine, *order: Any):
+    def __init__(self, engine: SparkEngine, *order: Any):  # order: of the base class
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark
         self._rdd = None
         self._repeats = 0  # restarts before all workers had started

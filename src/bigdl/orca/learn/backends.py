@@ -133,7 +133,9 @@ class Backend(ABC):
 class SparkBackend(Backend):
     """Backend whose workers are tasks of the active Spark session, classic or Spark Connect."""
 
-    def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
+    def engine(
+        self, min_workers: int | None = None, **options: Any
+    ) -> Engine:  # options: of the engine
         return (SparkEngine if connect_session() is None else ConnectEngine)(**options)
 
 
@@ -161,7 +163,9 @@ class RayBackend(Backend):
     def is_on_ray(self) -> bool:
         return True
 
-    def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
+    def engine(
+        self, min_workers: int | None = None, **options: Any
+    ) -> Engine:  # options: of the engine
         return RayEngine(ray.RayCluster.of_program(), min_workers=min_workers, **options)
 
     def end_workers(self) -> None:
@@ -183,7 +187,9 @@ class HorovodBackend(Backend):
     def sync(self) -> type[GradientSync]:
         return HorovodSync
 
-    def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
+    def engine(
+        self, min_workers: int | None = None, **options: Any
+    ) -> Engine:  # options: of the engine
         return self._workers().engine(min_workers, **options)
 
     def end_workers(self) -> None:
@@ -203,7 +209,9 @@ class LocalBackend(Backend):
     [0, 1]
     """
 
-    def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
+    def engine(
+        self, min_workers: int | None = None, **options: Any
+    ) -> Engine:  # options: of the engine
         return LocalEngine(**options)
 
     def end_workers(self) -> None:

@@ -306,7 +306,7 @@ class PredictingEstimator(ABC):
             return sql_function(predictor, cluster.threads_per_task, first)
 
     @abstractmethod
-    def as_udf(self, *args: Any, **options: Any) -> Callable[..., Column]:
+    def as_udf(self, *args: Any, **options: Any) -> Callable[..., Column]:  # args: see subclasses
         """Return the model as a Spark user-defined function."""
 
     def register(self, name: str, **options: Any) -> Callable[..., Column]:

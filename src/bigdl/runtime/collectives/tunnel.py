@@ -65,7 +65,7 @@ class TunnelEnd(asyncio.Protocol):
             if one._is_closed:
                 two.transport.close()
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: Any) -> None:  # transport: of asyncio
         self.transport = transport
         keep_alive(transport.get_extra_info("socket"))
 

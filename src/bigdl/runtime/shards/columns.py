@@ -123,7 +123,7 @@ def nulls_are_missing(config: dict[str, Any] | None) -> bool:
 
 def column_spec(
     name: str,
-    spark_type: Any,
+    spark_type: Any,  # a DataType
     floats: str,
     *,
     texts: bool = False,

@@ -138,7 +138,7 @@ class Feed(ABC):
         """JSON value that, with name and version, identifies the rows; None if unknown."""
         return None
 
-    def at(self, version: Any, identity: Any = None) -> Feed:
+    def at(self, version: Any, identity: Any = None) -> Feed:  # identity: JSON values
         """Return the input at a checkpoint's version, unless the user chose another version.
 
         A warning says if the input is not the checkpoint's input.

@@ -132,6 +132,6 @@ def text_array(values: np.ndarray, name: str) -> np.ndarray:
     return encoded(texts, name.strip("'")).reshape(values.shape)
 
 
-def widen_texts(values: Any, dtype: str, wanted: str) -> np.ndarray:
+def widen_texts(values: np.ndarray | bytes, dtype: str, wanted: str) -> np.ndarray:
     """Convert a buffer of texts to the width of another dtype."""
     return np.frombuffer(values, dtype).astype(wanted)

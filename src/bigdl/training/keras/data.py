@@ -688,7 +688,9 @@ class DatasetRows:
     def take_types(self, types: object, training: object) -> None:
         """Do nothing, since a pipeline determines its dtypes."""
 
-    def start(self, assembly: BatchArguments, settings: Any, rank: int, window: int) -> None:
+    def start(
+        self, assembly: BatchArguments, settings: Any, rank: int, window: int
+    ) -> None:  # settings: of the fit
         self._class_weight = settings.class_weight
 
     def batches(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -27,7 +27,7 @@ else:
     keras = LazyModule("keras", "tf")
 
 
-def array_of(value: Any) -> np.ndarray:
+def array_of(value: Any) -> np.ndarray:  # value: of any backend
     """Convert a variable or tensor of any backend, or a number, to an array."""
     value = getattr(value, "value", value)  # of a Keras variable
     if hasattr(value, "detach"):
@@ -195,12 +195,12 @@ def _of_size(variable: keras.Variable, stored: torch.Tensor) -> torch.Tensor:
     return stored
 
 
-def share_state(model: keras.Model, sync: Any) -> None:
+def share_state(model: keras.Model, sync: GradientSync) -> None:
     """Broadcast weights and optimizer state from rank 0; a collective operation."""
     for dump, put in ((dump_weights, put_weights), (dump_optimizers, put_optimizers)):
         state = sync.broadcast(dump(model) if sync.rank == 0 else None)
         if sync.rank:
-            put(model, state)
+            put(model, cast("bytes", state))
 
 
 def _put(variables: Sequence[Any], values: Sequence[Any], what: str, whose: str) -> None:

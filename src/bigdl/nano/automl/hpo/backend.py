@@ -59,7 +59,7 @@ class OptunaBackend:
         directions: list[str] | None = None,
         study_name: str | None = None,
         load_if_exists: bool = False,
-        **kwargs: Any,
+        **kwargs: Any,  # of open_study
     ) -> Study:
         """Return a study; see :func:`bigdl.tuning.open_study`."""
         return open_study(

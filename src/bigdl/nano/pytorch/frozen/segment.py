@@ -166,7 +166,7 @@ class FrozenSegment:
         image, features = self.sample.shape[1:], self.output.shape[1:]
         return len(features) > 0 and (len(image) != len(features) or image[0] != features[0])
 
-    def compute(self, x: Any) -> torch.Tensor | None:
+    def compute(self, x: Any) -> torch.Tensor | None:  # x: any input
         """Return the segment's result, or None if the original modules must run."""
         may_be_cached = (
             self.accepts_cached

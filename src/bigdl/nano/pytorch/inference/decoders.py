@@ -306,7 +306,11 @@ class DecoderModel(AcceleratedModel, abc.ABC):
     nano_layers: int
 
     def __init__(
-        self, network: RuntimeNetwork, model_class: type, facts: Mapping[str, Any], **keywords: Any
+        self,
+        network: RuntimeNetwork,
+        model_class: type,
+        facts: Mapping[str, Any],
+        **keywords: Any,  # of AcceleratedModel
     ):
         super().__init__(**keywords)
         self.nano_network = network
@@ -372,7 +376,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
     def nano_step(self, cache: Cache, inputs: list[np.ndarray]) -> np.ndarray:
         """Return the logits of new tokens and store their keys and values in the cache."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> object:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Run the model; its runtime applies thread count and precision."""
         return self.nano_run(args, kwargs)
 
@@ -533,7 +537,7 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
     """Decoder in OpenVINO that keeps its cache in state variables of the network."""
 
     @staticmethod
-    def nano_network_of(step: Any, layers: int) -> CompiledNetwork:
+    def nano_network_of(step: Any, layers: int) -> CompiledNetwork:  # step: its model
         compiled = step.nano_network
         inputs, outputs = len(compiled.input_names), len(compiled.output_names)
         count = 2 * layers
@@ -616,7 +620,7 @@ class ONNXRuntimeDecoderModel(OnnxRuntimeFacade, DecoderModel):
     """Decoder in ONNX Runtime that takes and returns the cache in each call."""
 
     @staticmethod
-    def nano_network_of(step: Any, layers: int) -> OnnxNetwork:
+    def nano_network_of(step: Any, layers: int) -> OnnxNetwork:  # step: its model
         return step.nano_network
 
     def nano_step(self, cache: Cache, inputs: list[np.ndarray]) -> np.ndarray:

@@ -869,7 +869,9 @@ class ScriptedModel(ModuleModel):
         ready = convert_in_place(module.eval(), cls.bf16, channels_last)
         return cls(_scripted(ready), channels_last=channels_last, **keywords)
 
-    def __init__(self, script: object, *, channels_last: bool = False, **keywords: Any):
+    def __init__(
+        self, script: object, *, channels_last: bool = False, **keywords: Any
+    ):  # keywords: of the base
         AcceleratedModel.__init__(self, **keywords)
         self.__dict__["nano_call"] = script  # not a submodule
         self.channels_last = channels_last

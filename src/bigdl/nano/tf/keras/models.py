@@ -193,7 +193,7 @@ class Model(_NanoModel, keras.Model):
             return FunctionalModel(*args, **kwargs)
         return super().__new__(cls, *args, **kwargs)
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, **kwargs: Any):  # args: of keras.Model
         if not _is_functional(args, kwargs):
             super().__init__(*args, **kwargs)
             return

@@ -116,7 +116,7 @@ class LoaderPart(LoaderBatches):
         worker.at_exit(self.close)
         self._whole = LoaderBatches(loader, 0, 1)
 
-    def batch(self, start: int, stop: int, order: Any = None) -> list:
+    def batch(self, start: int, stop: int, order: Any = None) -> list:  # order: of the base class
         """Return a batch as ``[*features, target]``."""
         batch = super().batch(start, stop, order)
         if not isinstance(batch, list) or len(batch) < 2:

@@ -152,7 +152,7 @@ class TableSpace:
         prefix = f"of/{chosen}/"
         return {"of": chosen} | {k: v for k, v in drawn.items() if k.startswith(prefix)}
 
-    def config(self, source: Any) -> dict[str, Any]:
+    def config(self, source: Any) -> dict[str, Any]:  # source: a trial or a mapping
         """Return the configuration of a trial or of parameters."""
         config: dict[str, Any] = self._space.resolve(source, 0, 0)["of"]
         return config

@@ -104,12 +104,12 @@ class KafkaReader(DataSourceStreamReader):
         every = datasource.ReadAllAvailable()
         return every if self._most is None else datasource.ReadMaxRows(self._most)
 
-    def latestOffset(self, start: Any = None, limit: object = None) -> Offsets:
+    def latestOffset(self, start: Any = None, limit: object = None) -> Offsets:  # start: Offsets
         latest = self._by_topic(lambda topic, number: self._ends(topic, number)[1])
         most = getattr(limit, "max_rows", None)
         return latest if most is None or start is None else limit_offsets(start, latest, most)
 
-    def partitions(self, start: Any, end: Any) -> Sequence[OffsetRange]:
+    def partitions(self, start: Any, end: Any) -> Sequence[OffsetRange]:  # start: Offsets
         ranges = []
         for topic, offsets in end.items():
             for number, last in offsets.items():
@@ -120,7 +120,7 @@ class KafkaReader(DataSourceStreamReader):
                     ranges.append(OffsetRange(topic, int(number), first, last))
         return ranges
 
-    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:  # partition: an OffsetRange
         yield from records(self._consumer(), partition)
 
     def _consumer(self) -> Consumer:
@@ -157,7 +157,9 @@ def limit_offsets(start: Offsets, latest: Offsets, most: int) -> Offsets:
     return end
 
 
-def records(consumer: Any, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
+def records(
+    consumer: Any, offset_range: OffsetRange
+) -> Iterator[pa.RecordBatch]:  # consumer: of any Kafka client
     """Read the records of an offset range and yield them in batches.
 
     Aborted transactions and transaction markers occupy offsets without records, possibly also at

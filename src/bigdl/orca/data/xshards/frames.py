@@ -92,7 +92,7 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     return packed.mapInArrow(silent_when_closed(_unpack_cells), from_arrow_schema(schema)), columns
 
 
-def column_types(shard: Any) -> dict[Any, tuple[pa.DataType, bool]]:
+def column_types(shard: pd.DataFrame) -> dict[Any, tuple[pa.DataType, bool]]:
     """Return each column's Arrow type, and True if it has integers that float64 cannot represent.
 
     The flag is True if the column has integers that float64 cannot represent.

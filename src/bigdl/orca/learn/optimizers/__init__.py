@@ -64,7 +64,7 @@ class Optimizer:
         learningrate: float,
         decay: float = 0.0,
         schedule: Scheduler | None = None,
-        **options: Any,
+        **options: Any,  # of torch's class
     ):
         name = type(self).__name__
         self.learningrate = check_number(f"{name}: learningrate", learningrate, above=0)

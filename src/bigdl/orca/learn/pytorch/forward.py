@@ -328,7 +328,7 @@ def is_record(output: object) -> bool:
     return isinstance(output, Mapping) or (has_fields and not isinstance(output, type))
 
 
-def fields_of(output: Any) -> dict[str, Any]:
+def fields_of(output: Any) -> dict[str, Any]:  # output: a record
     """Return the fields of a record that are not None, by name."""
     if isinstance(output, Mapping):
         return dict(output)
@@ -569,7 +569,9 @@ class PlainForward(ForwardPass):
             criterion = copy.deepcopy(criterion)  # a copy, since it may count its calls
             return probe(loss_of, rows)
 
-    def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
+    def denominator(
+        self, output: Any, target: Any, rows: int, loss: Any = None
+    ) -> float:  # output: the model's
         """Return the divisor of the mean loss over this worker's rows of a batch.
 
         This is the number of rows, unless classes have weights, labels are ignored, or the divisor
@@ -776,7 +778,7 @@ def loss_warning(name: str, reason: str) -> str:
     )
 
 
-def counts_unevenly(criterion: Any) -> bool:
+def counts_unevenly(criterion: Any) -> bool:  # criterion: a loss
     """Return True if the divisor of a mean loss may differ from the number of rows."""
     # a subclass may compute something else
     return type(criterion) in _OVER_CLASSES and criterion.reduction == "mean"

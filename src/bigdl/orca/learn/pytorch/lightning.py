@@ -141,7 +141,9 @@ def unused_hooks(model: object, verb: str) -> str | None:
 # Optimizers of a module ---------------------------------------------------------------------------
 
 
-def configure_optimizer(module: Any) -> tuple[Any, Any, str | None, int, str]:
+def configure_optimizer(
+    module: Any,
+) -> tuple[Any, Any, str | None, int, str]:  # module: a LightningModule
     """Return the optimizer and scheduler from a LightningModule's ``configure_optimizers``.
 
     Returns
@@ -355,7 +357,7 @@ class WorkerTrainer:
             f"supported attributes: {', '.join(known)} ({GUIDE})"
         )
 
-    def attach(self, model: Any) -> None:
+    def attach(self, model: Any) -> None:  # model: a LightningModule
         """Set this object as the trainer of a module."""
         self.model = self.lightning_module = model
         model.trainer = self
@@ -632,7 +634,7 @@ class LightningForward(ForwardPass):
 
     def __init__(
         self,
-        model: Any,
+        model: Any,  # a LightningModule
         columns: BatchColumns | None = None,
         loss_weights: LossWeights | None = None,
     ):
@@ -1135,7 +1137,7 @@ _CHECKPOINT_KEYS = ("epoch", "global_step", "state_dict", "optimizer_states", "l
 
 def extras_of(
     model: Any, optimizer: Optimizer | None = None, scheduler: LRScheduler | None = None
-) -> dict:
+) -> dict:  # model: a LightningModule
     """Return the entries that a LightningModule's ``on_save_checkpoint`` adds to a checkpoint."""
     if not (is_lightning(model) and overrides(model, "on_save_checkpoint")):
         return {}
@@ -1153,7 +1155,7 @@ def extras_of(
     return {key: value for key, value in checkpoint.items() if key not in known}
 
 
-def load_extras(model: Any, extras: bytes | None) -> None:
+def load_extras(model: Any, extras: bytes | None) -> None:  # model: a LightningModule
     """Pass saved entries to a LightningModule's ``on_load_checkpoint``."""
     if extras is not None and is_lightning(model) and overrides(model, "on_load_checkpoint"):
         model.on_load_checkpoint({"state_dict": model.state_dict(), **loads(extras)})

@@ -65,7 +65,7 @@ class VirtualRows(TorchRows):
         Row order of each shard in the epoch, once it is open.
     """
 
-    def __init__(self, context: FitContext, config: dict, criterion: Any):
+    def __init__(self, context: FitContext, config: dict, criterion: Any):  # criterion: the loss
         worker, sync, settings = context.worker, context.sync, context.settings
         count = settings.virtual_shards
         sources: dict[str, VirtualSource] = {}

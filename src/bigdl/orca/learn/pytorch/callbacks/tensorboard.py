@@ -111,7 +111,9 @@ def writer_class() -> type:
     return SummaryWriter
 
 
-def open_writer(opened: contextlib.ExitStack, url: str | None, **options: Any) -> SummaryWriter:
+def open_writer(
+    opened: contextlib.ExitStack, url: str | None, **options: Any
+) -> SummaryWriter:  # options: its own
     """Open a SummaryWriter for a folder or fsspec URL; files are uploaded when it is closed."""
     from bigdl.common.storage import RemoteFolder
 
