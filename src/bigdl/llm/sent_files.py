@@ -12,28 +12,15 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from bigdl.common.platform.files import lock
 from bigdl.common.private_folders import private_cache
 from bigdl.llm.facts import FACTS
+from bigdl.runtime.cluster import BroadcastBytes, Broadcaster
 
 logger = logging.getLogger("bigdl.llm")
 
 PART = 64 << 20  # bytes of a broadcast
-
-
-class Broadcast(Protocol):
-    """Bytes that every task can read."""
-
-    @property
-    def value(self) -> bytes: ...
-
-
-class Broadcaster(Protocol):
-    """Object that sends bytes to all tasks, such as a SparkContext."""
-
-    def broadcast(self, data: bytes) -> Broadcast: ...
 
 
 class SentFiles:
@@ -48,7 +35,7 @@ class SentFiles:
 
     def __init__(self, folder: Path, broadcaster: Broadcaster):
         self._contents: list[list[tuple[str, int]]] = []  # names and sizes in each part
-        self._parts: list[Broadcast] = []
+        self._parts: list[BroadcastBytes] = []
         for contents, data in _parts(folder):
             self._contents.append(contents)
             self._parts.append(broadcaster.broadcast(data))

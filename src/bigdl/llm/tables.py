@@ -12,7 +12,8 @@ import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError, type_name
 from bigdl.llm.engine import ModelReference
-from bigdl.llm.sent_files import Broadcaster, sent_files
+from bigdl.llm.sent_files import sent_files
+from bigdl.runtime.cluster import Broadcaster
 
 if TYPE_CHECKING:
     import pandas as pd

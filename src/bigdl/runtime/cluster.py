@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-__all__ = ["Broadcaster", "Cluster"]
+__all__ = ["BroadcastBytes", "Broadcaster", "Cluster"]
 
 
 class BroadcastBytes(Protocol):
