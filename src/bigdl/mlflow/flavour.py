@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mlflow.models.model import Model, ModelInfo
 
     from bigdl.orca.learn.estimator import TrainingEstimator
-    from bigdl.orca.learn.trees.estimator import XGBEstimator
+    from bigdl.orca.learn.trees.estimator import TreeEstimator
 
 FLAVOR_NAME = "bigdl"
 _FOLDER, _MODEL, _OPTIONS = "bigdl", "model.pkl", "predict.json"
@@ -36,11 +36,12 @@ _PACKAGES = {
     "pytorch": ("torch",),
     "keras": ("keras", "tensorflow", "torch"),
     "xgboost": ("xgboost", "torch"),
+    "lightgbm": ("lightgbm", "torch"),
 }
 
 
 def log_model(
-    estimator: TrainingEstimator | XGBEstimator,
+    estimator: TrainingEstimator | TreeEstimator,
     name: str = "model",
     *,
     registered_model_name: str | None = None,
@@ -51,7 +52,7 @@ def log_model(
 
     Parameters
     ----------
-    estimator : PyTorchEstimator, KerasEstimator or XGBEstimator
+    estimator : PyTorchEstimator, KerasEstimator, XGBEstimator or LGBMEstimator
         An Estimator of :mod:`bigdl.orca.learn.pytorch`, :mod:`bigdl.orca.learn.tf2` or
         :mod:`bigdl.orca.learn.trees`.
     name : str
@@ -97,7 +98,7 @@ def log_model(
 
 
 def save_model(
-    estimator: TrainingEstimator | XGBEstimator,
+    estimator: TrainingEstimator | TreeEstimator,
     path: str | os.PathLike,
     *,
     signature: ModelSignature | bool | None = None,
@@ -117,7 +118,7 @@ def save_model(
 
     Parameters
     ----------
-    estimator : PyTorchEstimator, KerasEstimator or XGBEstimator
+    estimator : PyTorchEstimator, KerasEstimator, XGBEstimator or LGBMEstimator
     path : str
         Target directory, which must not exist.
     signature : mlflow.models.ModelSignature, optional
@@ -212,7 +213,7 @@ def _requirements(framework: str) -> list[str]:
 
 def load_model(
     model_uri: str, backend: str = "local", *, dst_path: str | None = None
-) -> TrainingEstimator | XGBEstimator:
+) -> TrainingEstimator | TreeEstimator:
     """Load a model that :func:`save_model` or :func:`log_model` saved, as an Estimator.
 
     The Estimator can predict. To fit it, create an Estimator with a loss and an optimizer. Models
@@ -229,7 +230,7 @@ def load_model(
 
     Returns
     -------
-    PyTorchEstimator, KerasEstimator or XGBEstimator
+    PyTorchEstimator, KerasEstimator, XGBEstimator or LGBMEstimator
 
     Raises
     ------
@@ -265,10 +266,11 @@ def load_model(
         from bigdl.orca.learn.pytorch.estimator import PyTorchEstimator
 
         return PyTorchEstimator.of_packed_model(data, backend)
-    if flavor["framework"] == "xgboost":
-        from bigdl.orca.learn.trees.estimator import XGBEstimator
+    if flavor["framework"] in ("xgboost", "lightgbm"):
+        from bigdl.orca.learn import trees
 
-        return XGBEstimator.of_packed_model(data, backend)
+        estimator_class = {"xgboost": trees.XGBEstimator, "lightgbm": trees.LGBMEstimator}
+        return estimator_class[flavor["framework"]].of_packed_model(data, backend)
     from bigdl.orca.learn.tf2.estimator import KerasEstimator
 
     return KerasEstimator.of_packed_model(data, backend)

@@ -28,7 +28,8 @@ class ServedModel:
 
     Any number of threads may call it. It takes a model of ``bigdl.friesian.models``, a PyTorch
     module, a Keras model, a model accelerated by ``InferenceOptimizer``, a directory that
-    ``InferenceOptimizer.save`` wrote, or an ONNX, OpenVINO or Keras file.
+    ``InferenceOptimizer.save`` wrote, an ONNX, OpenVINO or Keras file, or trees of XGBoost
+    (``.ubj``, ``.json``) or LightGBM (``.txt``).
 
     Loading checks whether rows depend on each other, as with a normalisation over the batch. The
     requests of such a model are computed one by one.
@@ -118,7 +119,10 @@ class ServedModel:
 
     @property
     def platform(self) -> str:
-        """The runtime: ``"openvino"``, ``"onnxruntime"``, ``"pytorch"`` or ``"tensorflow"``."""
+        """The runtime: ``"openvino"``, ``"onnxruntime"``, ``"pytorch"``, ``"tensorflow"``, ….
+
+        Trees run in ``"xgboost"`` or ``"lightgbm"``.
+        """
         return self._runner.platform
 
     @property

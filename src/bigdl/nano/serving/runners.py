@@ -28,6 +28,7 @@ from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.openvino.network import CompiledNetwork, ShapedNetwork, port_name
 from bigdl.nano.serving.signature import Signature, TensorSpec
 from bigdl.nano.serving.text_models import ServedText, load_text, text_source
+from bigdl.nano.serving.tree_models import TREE_FILES, ServedTrees, is_tree_file
 
 if TYPE_CHECKING:
     import keras
@@ -42,7 +43,7 @@ __all__ = ["ModelRunner", "make_runner"]
 _FLOAT = np.dtype("float32")
 _OPEN_SIZE = 8
 """Size of dynamic dimensions in the arrays of a trial run."""
-MODEL_FILES = ("model.onnx", "model.xml", "ov_saved_model.xml", "model.keras")
+MODEL_FILES = ("model.onnx", "model.xml", "ov_saved_model.xml", "model.keras", *TREE_FILES)
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,9 @@ def make_runner(
     Parameters
     ----------
     model
-        Path of a saved model or of an ONNX, OpenVINO or Keras file; a PyTorch module; a Keras
-        model; or a model accelerated by ``InferenceOptimizer``.
+        Path of a saved model, of an ONNX, OpenVINO or Keras file, or of trees of XGBoost or
+        LightGBM; a PyTorch module; a Keras model; or a model accelerated by
+        ``InferenceOptimizer``.
     sample : optional
         Sample input; required for a PyTorch module.
     method : str, optional
@@ -309,9 +311,17 @@ def _of_file(path: Path, thread_num: int | None, device: str | None, trust: bool
             ):
                 model = keras.saving.load_model(copy, compile=False, safe_mode=not trust)
                 return _of_keras(model, "KerasModel")
+    if is_tree_file(path.suffix):
+        with as_usage_error(
+            f"{str(path)!r} holds no trees of XGBoost or LightGBM",
+            code="file-damaged",
+            path=str(path),
+        ):
+            served = ServedTrees(path.read_bytes(), thread_num)
+        return ModelRunner(served.run, served.signature, served.trees.library, "original")
     raise UsageError(
         f"{str(path)!r} cannot be served; give a directory that InferenceOptimizer.save wrote, or "
-        "a file that ends in .onnx, .xml or .keras",
+        "a file that ends in .onnx, .xml or .keras, or in .ubj, .json or .txt for trees",
         code="file-format",
         path=str(path),
     )

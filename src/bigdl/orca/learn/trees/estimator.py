@@ -1,17 +1,16 @@
-"""Estimator of gradient boosted trees."""
+"""Base class of the Estimators of gradient boosted trees."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import math
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.display import call_text
 from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.storage import read_bytes, write_bytes
+from bigdl.nano.acceleration.trees import read_trees
 from bigdl.orca.data.feeds import as_feed, input_type_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, ship_model
@@ -29,16 +29,8 @@ from bigdl.orca.learn.prediction.predictor import PredictOptions
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.orca.learn.trees.matrix import TreeColumns
-from bigdl.orca.learn.trees.model import TreeCheckpoint, TreeModel, read_booster, read_facts
-from bigdl.orca.learn.trees.program import (
-    CHECKPOINT,
-    TRACKER,
-    Metric,
-    Objective,
-    TreeEvaluation,
-    TreeFit,
-    message_of,
-)
+from bigdl.orca.learn.trees.model import TreeCheckpoint, TreeModel
+from bigdl.orca.learn.trees.program import CHECKPOINT, Metric, Objective, TreeFit
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.engine import Engine, OpenJob
 from bigdl.runtime.failure import FailurePolicy
@@ -48,26 +40,14 @@ from bigdl.runtime.shards.texts import with_texts
 from bigdl.runtime.shards.values import is_frame
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import xgboost
     from pyspark.sql import Column
 
     from bigdl.common.types import ColumnNames
+    from bigdl.runtime.worker import Worker
 
 logger = logging.getLogger("bigdl.orca")
 
 _BATCH_ROWS = 8192
-_SETTINGS = {
-    "nthread": "the backend sets the threads of its workers",
-    "n_jobs": "the backend sets the threads of its workers",
-    "n_estimators": "pass num_rounds",
-    "num_boost_round": "pass num_rounds",
-    "enable_categorical": "pass categorical_cols to fit",
-    "early_stopping_rounds": "pass it to fit",
-    "missing": "pass missing= to XGBEstimator",
-}
-_CLASSES = {"binary:logistic": False, "multi:softprob": True}
-"""Objectives with probabilities: whether the classes are exclusive."""
 
 
 @dataclass
@@ -85,55 +65,58 @@ class TreeRequest(PredictionRequest):
     has_margin: bool = False
 
 
-@hide_frames
-class XGBEstimator(PredictingEstimator):
-    """Estimator that trains boosted trees with XGBoost on data of any size.
+@dataclass(frozen=True)
+class FitPlan:
+    """What a fit should grow.
 
-    Each worker writes its rows to disk once. XGBoost reads them in batches and keeps binned
-    values, in memory or in a memory-mapped file. Labels, weights and gradients stay in memory,
-    about 30 bytes per row. The workers sum their histograms, so all of them grow the same trees.
-    With one worker, the trees are those of ``xgboost.train`` on the same rows.
+    Attributes
+    ----------
+    stop_at : int
+        Number of boosting rounds of the final model.
+    columns : TreeColumns
+    early_stopping_rounds, checkpoint_rounds : int or None
+    maximize : bool or None
+    """
+
+    stop_at: int
+    columns: TreeColumns
+    early_stopping_rounds: int | None
+    maximize: bool | None
+    checkpoint_rounds: int | None
+
+
+@hide_frames
+class TreeEstimator(PredictingEstimator):
+    """Base class of the Estimators of boosted trees.
+
+    A subclass names its library, checks the parameters, and creates the programs of the workers.
 
     Parameters
     ----------
     params : dict, optional
-        Parameters of XGBoost, such as ``{"objective": "binary:logistic", "max_depth": 6}``. The
-        values of ``objective`` and ``eval_metric`` may be functions of (predictions, matrix), as
-        in ``xgboost.train``. ``tree_method`` must be ``"hist"``, its default.
-    num_rounds : int, default 100
-        Number of boosting rounds of each fit.
-    backend : str, default "spark"
-        ``"spark"``, ``"ray"`` or ``"local"``.
-    workers_per_node : int, default 1
-        Number of workers on each node of the cluster.
-    missing : float, default NaN
-        Value of missing features, in addition to nulls.
+        Parameters of the library.
+    num_rounds : int
+    backend : str
+    workers_per_node : int
+    missing : float
     model_dir : str, optional
-        Path or fsspec URL of a folder for the checkpoints of :meth:`fit`, so that another program
-        can resume a fit whose driver ended.
-    log_to_driver : bool, default True
-        Whether to show the output of the workers.
+    log_to_driver : bool
     **more_params
-        More parameters of XGBoost, by keyword.
+        More parameters of the library.
 
-    Raises
-    ------
-    UsageError
-        If a parameter is unknown or has a wrong value, or if XGBoost is missing.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from bigdl.orca.learn.trees import XGBEstimator
-    >>> x = np.linspace(-1, 1, 200, dtype="float32")[:, None]
-    >>> y = (x[:, 0] > 0.25).astype("float32")
-    >>> estimator = XGBEstimator(objective="binary:logistic", num_rounds=5, backend="local")
-    >>> history = estimator.fit((x, y))
-    >>> estimator.predict(x[[0, -1]], output="class")
-    array([0, 1])
+    Attributes
+    ----------
+    library : str
+        Name of the library, for messages.
+    metric_name : str
+        Parameter with the metrics, whose value may be a function.
+    class_objectives : mapping of str to bool
+        Objectives with probabilities, and whether the classes are exclusive.
     """
 
-    framework = "xgboost"
+    library: ClassVar[str]
+    metric_name: ClassVar[str]
+    class_objectives: ClassVar[Mapping[str, bool]]
 
     def __init__(
         self,
@@ -148,16 +131,17 @@ class XGBEstimator(PredictingEstimator):
         **more_params: object,
     ):
         super().__init__()
-        require("xgboost", "xgboost")
+        require(self.framework, self.framework)
         if params is not None and not isinstance(params, Mapping):
             raise UsageError(
-                f"params should be a dict of XGBoost's parameters, got {type(params).__name__}",
+                f"params should be a dict of {self.library}'s parameters, got "
+                f"{type(params).__name__}",
                 code="argument-type",
                 argument="params",
             )
         self._params: dict[str, Any] = {**(params or {}), **more_params}
         self._objective, self._metric = self._functions()
-        _check_parameters(self._params)
+        self._check_parameters(self._params)
         self._num_rounds = check_positive("num_rounds", num_rounds)
         self._backend_name = resolve_backend(backend, {})
         if self._backend_name not in ("spark", "ray", "local"):
@@ -178,19 +162,55 @@ class XGBEstimator(PredictingEstimator):
     def _functions(self) -> tuple[Objective | None, Metric | None]:
         """Remove a custom objective and a custom metric from the parameters and return them."""
         functions: dict[str, Any] = {}
-        for name in ("objective", "eval_metric"):
+        for name in ("objective", self.metric_name):
             if callable(self._params.get(name)):
                 functions[name] = self._params.pop(name)
-        return functions.get("objective"), functions.get("eval_metric")
+        return functions.get("objective"), functions.get(self.metric_name)
+
+    @abstractmethod
+    def _check_parameters(self, params: dict[str, Any]) -> None:
+        """Raise a UsageError for parameters that the library does not support."""
+
+    @abstractmethod
+    def _fit_program(self, plan: FitPlan, **options: Any) -> TreeFit:
+        """Return the program of the workers that grows trees."""
+
+    @abstractmethod
+    def _evaluation_program(
+        self, columns: TreeColumns, metrics: list[str] | None, metric: Metric | None
+    ) -> Callable[[Worker], dict[str, float]]:
+        """Return the program of the workers that evaluates trees."""
+
+    @abstractmethod
+    def _rounds_of(self, data: bytes) -> int:
+        """Return the number of boosting rounds of trees."""
+
+    @classmethod
+    @abstractmethod
+    def _objective_of(cls, data: bytes) -> str | None:
+        """Return the objective of trees; None if it is unknown."""
+
+    def _file_content(self, path: str) -> bytes:
+        """Return the content of a file with the trees, whose suffix may select the format."""
+        return self._require_model()
+
+    def _check_column(self, name: str) -> None:
+        """Raise a UsageError for a feature name that the library does not allow."""
+
+    def _attempt_options(
+        self, host: str, workers: int
+    ) -> contextlib.AbstractContextManager[dict[str, Any]]:
+        """Return a context manager that yields the options of an attempt."""
+        return contextlib.nullcontext({})
 
     def __repr__(self) -> str:
         return call_text(
-            "XGBEstimator",
+            type(self).__name__,
             {
                 "objective": self._params.get("objective"),
                 "backend": self._backend_name,
                 "workers_per_node": self._workers_per_node,
-                "rounds": None if self._model is None else self.get_model().num_boosted_rounds(),
+                "rounds": None if self._model is None else self._rounds_of(self._model),
             },
         )
 
@@ -210,97 +230,21 @@ class XGBEstimator(PredictingEstimator):
 
     # -- training --------------------------------------------------------------------------------
 
-    def fit(
+    def _fit(
         self,
         data: object,
-        feature_cols: ColumnNames | None = None,
-        label_cols: ColumnNames | None = None,
-        validation_data: object = None,
+        validation_data: object,
+        columns: TreeColumns,
         *,
-        weight_col: str | None = None,
-        base_margin_col: str | None = None,
-        group_col: str | None = None,
-        categorical_cols: ColumnNames | None = None,
-        num_rounds: int | None = None,
-        early_stopping_rounds: int | None = None,
-        maximize: bool | None = None,
-        checkpoint_rounds: int | None = None,
-        max_failures: int | FailurePolicy | None = None,
-        external_memory: bool | None = None,
-        resume: str | None = None,
+        num_rounds: int | None,
+        early_stopping_rounds: int | None,
+        maximize: bool | None,
+        checkpoint_rounds: int | None,
+        max_failures: int | FailurePolicy | None,
+        resume: str | None,
+        **options: Any,
     ) -> list[dict[str, float]]:
-        """Grow trees; a further call adds trees to the model.
-
-        Parameters
-        ----------
-        data : Spark DataFrame, XShards, path, pandas DataFrame or arrays
-            Training rows. A path is of Parquet files, or of a Delta or Iceberg table; arrays are
-            ``(x, y)``. Nulls and NaN of numeric features are missing values.
-        feature_cols, label_cols : str or list of str, optional
-            Feature and label columns; required unless `data` are arrays.
-        validation_data : optional
-            Rows of the same type as `data`, on which each round is evaluated.
-        weight_col : str, optional
-            Column with the weights of rows; with `group_col` the first weight of each group
-            counts.
-        base_margin_col : str, optional
-            Column with the margin from which boosting starts.
-        group_col : str, optional
-            Column with integer ids of the groups of a ranking.
-        categorical_cols : str or list of str, optional
-            Features that are categories: texts, or integers from 0. The texts of all training
-            rows are the categories; in other rows, an unknown text is a missing value.
-        num_rounds : int, optional
-            Number of boosting rounds; default that of the Estimator.
-        early_stopping_rounds : int, optional
-            Stop after this number of rounds without an improvement of the last metric on
-            `validation_data`, and keep the trees until the best round.
-        maximize : bool, optional
-            Whether a larger metric is better; by default true for ``auc``, ``aucpr``, ``pre``,
-            ``ndcg`` and ``map``.
-        checkpoint_rounds : int, optional
-            Number of rounds between checkpoints in the driver, and in ``model_dir`` if there is
-            one, from which the fit resumes if a worker is lost; default none, so that it restarts.
-            A checkpoint also seeds the random numbers of ``subsample`` again, so a resumed fit
-            grows the same trees.
-        max_failures : int or FailurePolicy, optional
-            Number of lost attempts that are repeated; default 3.
-        external_memory : bool, optional
-            Whether binned values are in a file instead of in memory; by default each worker
-            decides by its available memory.
-        resume : {"auto"}, optional
-            Continue the fit whose checkpoint is in ``model_dir``, with the same parameters and
-            data; start a new one if there is none. A larger `num_rounds` than that of a complete
-            fit without early stopping adds the missing rounds. If the checkpoint is of an earlier
-            fit of this Estimator, a new one adds trees to it. By default a new fit replaces the
-            checkpoint.
-
-        Returns
-        -------
-        list of dict
-            For each round its number, and metrics such as ``train_rmse`` and ``validation_rmse``.
-
-        Raises
-        ------
-        UsageError
-            If an argument, a column or a value cannot be used.
-        WorkerLost
-            If workers are lost too often.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from bigdl.orca.learn.trees import XGBEstimator
-        >>> x = np.linspace(-1, 1, 200, dtype="float32")[:, None]
-        >>> y = (x[:, 0] > 0.25).astype("float32")
-        >>> estimator = XGBEstimator(objective="binary:logistic", num_rounds=3, backend="local")
-        >>> history = estimator.fit((x, y))
-        >>> [sorted(entry) for entry in history][-1]
-        ['round', 'train_logloss']
-        """
-        columns = self._columns_of(
-            data, feature_cols, label_cols, weight_col, base_margin_col, group_col, categorical_cols
-        )
+        """Grow trees; `options` are those of the library's program."""
         if early_stopping_rounds is not None:
             check_positive("early_stopping_rounds", early_stopping_rounds)
             if validation_data is None:
@@ -314,7 +258,7 @@ class XGBEstimator(PredictingEstimator):
         rounds = (
             self._num_rounds if num_rounds is None else check_positive("num_rounds", num_rounds)
         )
-        first = 0 if self._model is None else read_booster(self._model).num_boosted_rounds()
+        first = 0 if self._model is None else self._rounds_of(self._model)
         stop_at = first + rounds
         stopping = None if early_stopping_rounds is None else [early_stopping_rounds, maximize]
         checkpoint = self._checkpoint(resume, columns, first, stop_at, stopping)
@@ -322,18 +266,8 @@ class XGBEstimator(PredictingEstimator):
             self._model, self._columns, self._shipped = checkpoint.model, columns, None
             self._history = checkpoint.history
             return [dict(entry) for entry in self._history]
-        program = TreeFit(
-            dict(self._params),
-            stop_at,
-            columns,
-            self._missing,
-            external_memory,
-            self._objective,
-            self._metric,
-            early_stopping_rounds,
-            maximize,
-            checkpoint_rounds,
-        )
+        plan = FitPlan(stop_at, columns, early_stopping_rounds, maximize, checkpoint_rounds)
+        program = self._fit_program(plan, **options)
         inputs = {"data": data, "validation": validation_data}
         feeds = FeedGroup(
             {k: self._feed(v, columns, k) for k, v in inputs.items() if v is not None}
@@ -394,11 +328,11 @@ class XGBEstimator(PredictingEstimator):
         check_choice("resume", resume, ("auto",))
         if self._model_dir is None:
             raise UsageError(
-                'resume="auto" needs model_dir= in XGBEstimator; pass a folder for checkpoints',
+                'resume="auto" needs model_dir= in the Estimator; pass a folder for checkpoints',
                 code="argument-missing",
                 argument="model_dir",
             )
-        checkpoint = TreeCheckpoint.read(self._model_dir)
+        checkpoint = TreeCheckpoint.read(self._model_dir, self.framework)
         if checkpoint is None:
             return None
         if checkpoint.is_complete and self._model is not None and checkpoint.first != first:
@@ -429,8 +363,8 @@ class XGBEstimator(PredictingEstimator):
     ) -> list[Any]:
         """Run an attempt of a job with a new tracker."""
         workers = job.spec.world_size
-        with _tracker(engine.cluster.driver_host, workers) as arguments:
-            options = {**options, TRACKER: arguments, "has_model": model is not None}
+        with self._attempt_options(engine.cluster.driver_host, workers) as more:
+            options = {**options, **more, "has_model": model is not None}
             return job.attempt(options, model, on_event)
 
     def _columns_of(
@@ -492,13 +426,8 @@ class XGBEstimator(PredictingEstimator):
                     argument="categorical_cols",
                 )
         for name in features:
-            if isinstance(name, str) and set(name) & set("[]<"):
-                raise UsageError(
-                    f"XGBoost does not allow '[', ']' or '<' in feature names, got {name!r}; "
-                    "rename the column",
-                    code="argument-value",
-                    column=name,
-                )
+            if isinstance(name, str):
+                self._check_column(name)
         return TreeColumns(
             tuple(features),
             tuple(labels),
@@ -539,7 +468,7 @@ class XGBEstimator(PredictingEstimator):
         data, feature_cols, label_cols, weight_col, base_margin_col, group_col, max_failures
             See :meth:`fit`; the default of `feature_cols` and `label_cols` is that of the fit.
         metrics : str or list of str, optional
-            Metrics of XGBoost, such as ``"auc"``; default those of the fit.
+            Metrics of the library, such as ``"auc"``; default those of the fit.
 
         Returns
         -------
@@ -573,15 +502,10 @@ class XGBEstimator(PredictingEstimator):
         names = names_of(metrics)
         metric = None if names else self._metric
         if not names and metric is None:
-            names = names_of(self._params.get("eval_metric"))
-        _check_parameters({**self._params, "eval_metric": names} if names else self._params)
-        program = TreeEvaluation(
-            columns,
-            self._missing,
-            names or None,
-            metric,
-            self._objective is not None,
-        )
+            names = names_of(self._params.get(self.metric_name))
+        named = {self.metric_name: names} if names else {}
+        self._check_parameters({**self._params, **named})
+        program = self._evaluation_program(columns, names or None, metric)
         engine = self._engine()
         policy = self._backend.failure_policy(max_failures)
         with engine.open(program, FeedGroup({"data": self._feed(data, columns)})) as job:
@@ -609,7 +533,7 @@ class XGBEstimator(PredictingEstimator):
         feature_cols : str or list of str, optional
             Feature columns; default those of the fit.
         batch_size : int, default 8192
-            Number of rows per call of XGBoost.
+            Number of rows per call of the library.
         output_cols : str or list of str, optional
             Name of the column with predictions; default ``prediction``.
         base_margin_col : str, optional
@@ -748,7 +672,7 @@ class XGBEstimator(PredictingEstimator):
         feature_cols : str or list of str, optional
             Names of the arguments; default the features of the fit.
         batch_size : int, default 8192
-            Number of rows per call of XGBoost.
+            Number of rows per call of the library.
         output : {"raw", "class", "probability"}
             See :meth:`predict`.
         sample : optional
@@ -787,7 +711,7 @@ class XGBEstimator(PredictingEstimator):
         if request.sample is not None:
             return super()._sample(request, cluster)
         names = list(request.feature_cols)
-        count = read_booster(self._require_model()).num_features()
+        count = read_trees(self._require_model()).width
         if len(names) != count:
             raise UsageError(
                 f"The trees have {count} features, but feature_cols names {len(names)} columns; "
@@ -803,10 +727,10 @@ class XGBEstimator(PredictingEstimator):
         return with_texts(config) if self._facts().get("categories") else config
 
     def _scores(self, output: str) -> Scores:
-        objective = self._params.get("objective")
-        if self._objective is not None or objective not in _CLASSES:
-            raise unknown_scores(output, str(objective))
-        return Scores("probabilities", _CLASSES[objective])
+        objective = str(self._params.get("objective"))
+        if self._objective is not None or objective not in self.class_objectives:
+            raise unknown_scores(output, objective)
+        return Scores("probabilities", self.class_objectives[objective])
 
     def _ship(
         self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
@@ -838,14 +762,16 @@ class XGBEstimator(PredictingEstimator):
         """
         if accelerate is not None:
             raise UsageError(
-                f"accelerate={accelerate!r} is not supported for trees; XGBoost predicts them",
+                f"accelerate={accelerate!r} is not supported for trees; {self.library} predicts "
+                "them",
                 code="unsupported",
                 argument="accelerate",
             )
         if self._objective is not None or self._metric is not None:
             logger.warning(
-                "The saved model does not contain the functions of objective and eval_metric; to "
-                "fit it further, create an XGBEstimator with them and load the trees"
+                f"The saved model does not contain the functions of objective and "
+                f"{self.metric_name}; to fit it further, create an Estimator with them and load "
+                "the trees"
             )
         names = self._columns.features if feature_cols is None else feature_cols
         request = self._request(None, names, batch_size, output_cols, None, "value")
@@ -854,15 +780,16 @@ class XGBEstimator(PredictingEstimator):
         return shipped.broadcast.value, predictor.options
 
     @classmethod
-    def of_packed_model(cls, data: bytes, backend: str) -> XGBEstimator:
+    def of_packed_model(cls, data: bytes, backend: str) -> Self:
         """Create an Estimator from the bytes that :meth:`packed_model` returned."""
         trees: TreeModel = ModelBytes(data).snapshot()
-        booster = read_booster(trees.data)
         settings = dict(trees.settings)
-        objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
-        params = {"objective": objective, **settings.pop("params", {})}
+        objective = cls._objective_of(trees.data)
+        params = settings.pop("params", {})
+        if objective is not None:
+            params = {"objective": objective, **params}
         estimator = cls(params, backend=backend, missing=trees.missing, **settings)
-        estimator._use_trees(trees.data, read_facts(booster))
+        estimator._use_trees(trees.data, read_trees(trees.data).read_facts())
         return estimator
 
     # -- model -----------------------------------------------------------------------------------
@@ -873,73 +800,16 @@ class XGBEstimator(PredictingEstimator):
         return self._model
 
     def _facts(self) -> dict[str, Any]:
-        return read_facts(read_booster(self._require_model()))
-
-    def get_model(self) -> xgboost.Booster:
-        """Return a copy of the trees as ``xgboost.Booster``.
-
-        Returns
-        -------
-        xgboost.Booster
-
-        Raises
-        ------
-        UsageError
-            If the Estimator was not fitted.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from bigdl.orca.learn.trees import XGBEstimator
-        >>> x = np.linspace(-1, 1, 200, dtype="float32")[:, None]
-        >>> y = (x[:, 0] > 0.25).astype("float32")
-        >>> estimator = XGBEstimator(objective="binary:logistic", num_rounds=3, backend="local")
-        >>> history = estimator.fit((x, y))
-        >>> estimator.get_model().num_boosted_rounds()
-        3
-        """
-        return read_booster(self._require_model())
-
-    def feature_importances(self) -> pd.DataFrame:
-        """Return the importances of the features that the trees use.
-
-        Returns
-        -------
-        pandas.DataFrame
-            One row per feature, with the columns ``feature``, ``gain``, ``cover``, ``weight``,
-            ``total_gain`` and ``total_cover`` of XGBoost, sorted by gain.
-
-        Raises
-        ------
-        UsageError
-            If the Estimator was not fitted.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from bigdl.orca.learn.trees import XGBEstimator
-        >>> x = np.linspace(-1, 1, 200, dtype="float32")[:, None]
-        >>> y = (x[:, 0] > 0.25).astype("float32")
-        >>> estimator = XGBEstimator(objective="binary:logistic", num_rounds=3, backend="local")
-        >>> history = estimator.fit((x, y))
-        >>> estimator.feature_importances()["feature"].tolist()
-        ['f0']
-        """
-        import pandas as pd
-
-        booster = self.get_model()
-        types = ("gain", "cover", "weight", "total_gain", "total_cover")
-        scores = {each: booster.get_score(importance_type=each) for each in types}
-        table = pd.DataFrame(scores).rename_axis("feature").reset_index()
-        return table.sort_values("gain", ascending=False, ignore_index=True)
+        return read_trees(self._require_model()).read_facts()
 
     def save(self, model_path: str | os.PathLike) -> str:
-        """Write the trees in XGBoost's format, which ``xgboost.Booster`` can read.
+        """Write the trees in the format of their library, which its ``Booster`` can read.
 
         Parameters
         ----------
         model_path : str
-            Path or fsspec URL. With the suffix ``.json`` the format is JSON, else UBJSON.
+            Path or fsspec URL. The format of XGBoost is JSON with the suffix ``.json``, else
+            UBJSON; that of LightGBM is text.
 
         Returns
         -------
@@ -966,14 +836,11 @@ class XGBEstimator(PredictingEstimator):
         3
         """
         path = os.fspath(model_path)
-        data = self._require_model()
-        if path.endswith(".json"):
-            data = bytes(read_booster(data).save_raw("json"))
-        write_bytes(path, data)
+        write_bytes(path, self._file_content(path))
         return path
 
     def load(self, model_path: str | os.PathLike) -> None:
-        """Load trees that :meth:`save` or XGBoost wrote; a further fit adds trees.
+        """Load trees that :meth:`save` or the library wrote; a further fit adds trees.
 
         Parameters
         ----------
@@ -983,7 +850,7 @@ class XGBEstimator(PredictingEstimator):
         Raises
         ------
         UsageError
-            If the file is missing, or is not a model of XGBoost.
+            If the file is missing, or is not a model of the library.
 
         Examples
         --------
@@ -999,18 +866,24 @@ class XGBEstimator(PredictingEstimator):
         >>> history[-1]["round"]
         5
         """
-        from xgboost.core import XGBoostError
-
         path = os.fspath(model_path)
         data = read_bytes(path)
         try:
-            facts = read_facts(read_booster(data))
-        except (XGBoostError, ValueError) as error:
+            trees = read_trees(data)
+            facts = trees.read_facts()
+        except ValueError as error:
             raise UsageError(
-                f"{path!r} is not a model of XGBoost: {message_of(str(error))}",
+                f"{path!r} is not a model of {self.library}: {first_sentence(str(error))}",
                 code="file-format",
                 path=path,
             ) from error
+        if trees.library != self.framework:
+            raise UsageError(
+                f"{path!r} is a model of {trees.library}, but {type(self).__name__} takes those of "
+                f"{self.library}; load it with the other Estimator",
+                code="file-format",
+                path=path,
+            )
         self._use_trees(data, facts)
 
     def _use_trees(self, data: bytes, facts: dict[str, Any]) -> None:
@@ -1029,66 +902,9 @@ class XGBEstimator(PredictingEstimator):
         self._backend.end_workers()
 
 
-@contextlib.contextmanager
-def _tracker(host: str, workers: int) -> Iterator[dict[str, Any] | None]:
-    """Context manager that runs the tracker of XGBoost's collective; None for one worker."""
-    if workers == 1:
-        yield None
-        return
-    from xgboost.core import XGBoostError
-    from xgboost.tracker import RabitTracker
-
-    tracker = RabitTracker(n_workers=workers, host_ip=host, sortby="task")
-    tracker.start()
-    try:
-        yield tracker.worker_args()
-    finally:
-        with contextlib.suppress(XGBoostError):  # it was waiting for a connection
-            tracker.free()
-
-
-def _check_parameters(params: dict[str, Any]) -> None:
-    """Raise a UsageError for parameters that XGBoost or external memory does not support."""
-    import xgboost
-    from xgboost.core import XGBoostError
-
-    for name, advice in _SETTINGS.items():
-        if name in params:
-            raise UsageError(
-                f"{name}={params[name]!r} is not a parameter of XGBEstimator: {advice}",
-                code="argument-unknown",
-                argument=name,
-            )
-    for name, allowed in {"tree_method": ("hist", "auto"), "booster": ("gbtree", "dart")}.items():
-        if params.get(name, allowed[0]) not in allowed:
-            raise UsageError(
-                f"{name}={params[name]!r} needs all values in memory; use {name}={allowed[0]!r}",
-                code="unsupported",
-                argument=name,
-            )
-    of_features = ("monotone_constraints", "interaction_constraints")
-    checked = {name: value for name, value in params.items() if name not in of_features}
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            rows = xgboost.DMatrix(np.zeros((1, 1), np.float32), label=[0.0])
-            booster = xgboost.Booster({**checked, "verbosity": 1}, [rows])
-            booster.save_config()
-    except (XGBoostError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"XGBoost refuses the parameters: {message_of(str(error))}",
-            code="argument-value",
-            argument="params",
-        ) from error
-    messages = " ".join(str(each.message) for each in caught)
-    _, is_unused, names = messages.partition("Parameters: {")
-    if is_unused:
-        unknown = names.partition("}")[0].strip()
-        raise UsageError(
-            f"XGBoost has no parameter {unknown}; check the spelling",
-            code="argument-unknown",
-            argument="params",
-        )
+def first_sentence(text: str) -> str:
+    """Return the message of an error of a library without its stack trace."""
+    return text.partition("Stack trace")[0].strip().replace("\n", " ")
 
 
 def _is_finished(checkpoint: TreeCheckpoint, stop_at: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import available_memory
+from bigdl.nano.acceleration.trees import codes_of
 from bigdl.runtime.shards.texts import is_text
 from bigdl.runtime.shards.values import structured_columns
 
@@ -32,6 +34,8 @@ _BINNED_BYTES = 5
 """Upper estimate of the memory of a binned value in a matrix with missing values."""
 _MEMORY_SHARE = 4
 """Binned values use at most this part (one fourth) of the available memory."""
+
+_BINARY = ("binary:logistic", "binary:logitraw", "binary:hinge", "binary")
 
 Categories = dict[str, list[str]]
 
@@ -96,6 +100,7 @@ class ShardMatrix:
                 argument="label_cols",
             )
         self.labels = labels
+        self.widths = [widths[name] for name in features]
         self._sources: list[_Source] = []
         self.names: list[str] = []
         self.types: list[str] = []
@@ -135,6 +140,22 @@ class ShardMatrix:
     def width(self) -> int:
         """Number of matrix columns."""
         return len(self.names)
+
+    @property
+    def names_are_positions(self) -> bool:
+        """True for arrays, whose columns have no names."""
+        return self._columns.features is None
+
+    @property
+    def group_count(self) -> int:
+        """Number of groups of a ranking; 0 without groups."""
+        return 0 if self._groups is None or not self.rows else int(self._groups[-1]) + 1
+
+    def total_weight(self) -> float:
+        """Return the sum of the weights, or the number of rows without weights."""
+        if self._columns.weight is None:
+            return float(self.rows)
+        return float(self._values(self._columns.weight).sum(dtype=np.float64))
 
     @property
     def nbytes(self) -> int:
@@ -187,8 +208,9 @@ class ShardMatrix:
     def check_labels(self, params: dict[str, Any]) -> None:
         """Raise a UsageError for labels that the objective does not allow."""
         objective = params.get("objective")
-        is_binary = objective in ("binary:logistic", "binary:logitraw", "binary:hinge")
-        if not self.rows or not (is_binary or str(objective).startswith("multi:")):
+        is_binary = objective in _BINARY
+        is_multiclass = str(objective).startswith("multi")
+        if not self.rows or not (is_binary or is_multiclass):
             return
         limit = 1 if is_binary else int(params.get("num_class", 1)) - 1
         for name in self.labels:
@@ -281,14 +303,6 @@ def distinct_texts(shard: Shard, columns: TreeColumns) -> Categories:
             distinct.update(np.unique(values[low : low + (1 << 20)]).tolist())
         categories[name] = sorted(each.decode() for each in distinct)
     return categories
-
-
-def codes_of(texts: np.ndarray, categories: Sequence[str]) -> np.ndarray:
-    """Return the float32 codes of encoded texts, and NaN for texts without a category."""
-    codes = {text.encode(): code for code, text in enumerate(categories)}
-    distinct, inverse = np.unique(texts.reshape(-1), return_inverse=True)
-    values = np.array([codes.get(text, np.nan) for text in distinct.tolist()], np.float32)
-    return values[inverse] if len(distinct) else np.empty(0, np.float32)
 
 
 def shard_matrices(
@@ -398,6 +412,50 @@ def exact_matrix(matrix: ShardMatrix, folder: str, missing: float, threads: int)
     return xgboost.DMatrix(
         iterator, missing=missing, nthread=threads, enable_categorical="c" in matrix.types
     )
+
+
+def dense_rows(matrix: ShardMatrix, folder: str, missing: float) -> dict[str, Any]:
+    """Return the arguments of ``lightgbm.Dataset`` for a matrix.
+
+    The features are a memory-mapped float32 array: the spool's array, or else a new file.
+
+    Parameters
+    ----------
+    matrix : ShardMatrix
+    folder : str
+        Folder for the file.
+    missing : float
+        Value of missing features, in addition to NaN.
+    """
+    if len(matrix.labels) > 1:
+        raise UsageError(
+            f"LightGBM takes one label, got {matrix.labels}; fit one Estimator for each",
+            code="unsupported",
+            argument="label_cols",
+        )
+    handle, path = tempfile.mkstemp(dir=folder, suffix=".rows")
+    os.close(handle)
+    block = np.memmap(path, np.float32, "w+", shape=(max(1, matrix.rows), matrix.width))
+    targets: dict[str, list[np.ndarray]] = {}
+    for low, high in matrix.batches():
+        arguments = matrix.batch(low, high, block[low:high])
+        rows = arguments["data"]
+        if not math.isnan(missing):
+            rows[rows == np.float32(missing)] = np.nan
+        for name in ("label", "weight", "base_margin", "qid"):
+            if name in arguments:
+                targets.setdefault(name, []).append(arguments[name])
+    joined = {name: np.concatenate(pieces) for name, pieces in targets.items()}
+    result: dict[str, Any] = {"data": block[: matrix.rows].view(np.ndarray)}
+    result["label"] = joined["label"]
+    if "base_margin" in joined:
+        result["init_score"] = joined["base_margin"].astype(np.float64).ravel(order="F")
+    if "qid" in joined:
+        result["group"] = sizes = np.bincount(joined["qid"])
+    if "weight" in joined:
+        weight = joined["weight"]
+        result["weight"] = np.repeat(weight, sizes) if "qid" in joined else weight
+    return result
 
 
 def _iterator(matrix: ShardMatrix, cache_prefix: str | None = None) -> xgboost.DataIter:

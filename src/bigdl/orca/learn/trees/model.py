@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import file_exists, joined, read_bytes, write_bytes
-from bigdl.orca.learn.trees.matrix import codes_of
+from bigdl.nano.acceleration.trees import Trees, matrix_of, read_trees
 
-if TYPE_CHECKING:
-    import xgboost
-
-_ATTRIBUTE = "bigdl"
-_CHECKPOINT_ATTRIBUTE = "bigdl_checkpoint"
+_CHECKPOINT = "checkpoint"
 _CHECKPOINT_FIELDS = ("history", "first", "is_complete", "settings", "stop_at", "stopping")
-_CHECKPOINT_FILE = "checkpoint.ubj"
-
-
-def read_booster(data: bytes, threads: int = 0) -> xgboost.Booster:
-    """Return the booster of a file's bytes; it uses `threads` threads (0: all)."""
-    import xgboost
-
-    booster = xgboost.Booster({"nthread": threads})
-    booster.load_model(bytearray(data))
-    return booster
-
-
-def write_facts(booster: xgboost.Booster, facts: dict[str, Any]) -> None:
-    """Store facts about the training in a booster, and thus in its file."""
-    booster.set_attr(**{_ATTRIBUTE: json.dumps(facts)})
-
-
-def read_facts(booster: xgboost.Booster) -> dict[str, Any]:
-    """Return the facts of :func:`write_facts`; an empty dict for boosters of other programs."""
-    text = booster.attr(_ATTRIBUTE)
-    return json.loads(text) if text else {}
+_CHECKPOINT_FILES = {"xgboost": "checkpoint.ubj", "lightgbm": "checkpoint.txt"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +23,7 @@ class TreeCheckpoint:
     Attributes
     ----------
     model : bytes
-        The booster in XGBoost's format.
+        The trees in the format of their library.
     history : list of dict
         Metrics of the rounds.
     first : int
@@ -73,36 +48,34 @@ class TreeCheckpoint:
 
     def write(self, folder: str) -> None:
         """Write the checkpoint in one file, which replaces the previous one."""
-        booster = read_booster(self.model)
+        trees = read_trees(self.model)
         doc = {name: getattr(self, name) for name in _CHECKPOINT_FIELDS}
-        booster.set_attr(**{_CHECKPOINT_ATTRIBUTE: json.dumps(doc)})
-        write_bytes(joined(folder, _CHECKPOINT_FILE), bytes(booster.save_raw("ubj")))
+        data = trees.with_facts({**trees.read_facts(), _CHECKPOINT: doc})
+        write_bytes(joined(folder, _CHECKPOINT_FILES[trees.library]), data)
 
     @classmethod
-    def read(cls, folder: str) -> TreeCheckpoint | None:
-        """Return the checkpoint in a folder; None if it has none.
+    def read(cls, folder: str, library: str) -> TreeCheckpoint | None:
+        """Return the checkpoint of a library's trees in a folder; None if it has none.
 
         Raises
         ------
         UsageError
             If the file is no checkpoint.
         """
-        from xgboost.core import XGBoostError
-
-        path = joined(folder, _CHECKPOINT_FILE)
+        path = joined(folder, _CHECKPOINT_FILES[library])
         if not file_exists(path):
             return None
         try:
-            booster = read_booster(read_bytes(path))
-            doc = json.loads(booster.attr(_CHECKPOINT_ATTRIBUTE) or "")
-        except (XGBoostError, ValueError) as error:
+            trees = read_trees(read_bytes(path))
+            facts = trees.read_facts()
+            doc = facts.pop(_CHECKPOINT)
+        except (ValueError, KeyError) as error:
             raise UsageError(
-                f"{path!r} is not a checkpoint of XGBEstimator; remove it, or fit without resume",
+                f"{path!r} is not a checkpoint of boosted trees; remove it, or fit without resume",
                 code="file-format",
                 path=path,
             ) from error
-        booster.set_attr(**{_CHECKPOINT_ATTRIBUTE: None})
-        return cls(bytes(booster.save_raw("ubj")), **doc)
+        return cls(trees.with_facts(facts), **doc)
 
 
 @dataclass(frozen=True)
@@ -112,7 +85,7 @@ class TreeModel:
     Attributes
     ----------
     data : bytes
-        The booster in XGBoost's format.
+        The trees in the format of their library.
     missing : float
     result : {"value", "margin", "leaf", "contributions"}
         Predictions, margins, leaf indices, or SHAP values.
@@ -135,7 +108,7 @@ class TreeModel:
         """Load the trees; `device` is ignored, since trees predict on the CPU."""
         import torch
 
-        return LoadedTrees(self, read_booster(self.data, torch.get_num_threads()))
+        return LoadedTrees(self, read_trees(self.data, torch.get_num_threads()))
 
 
 class LoadedTrees:
@@ -143,68 +116,18 @@ class LoadedTrees:
 
     squeezes = False
 
-    def __init__(self, model: TreeModel, booster: xgboost.Booster):
-        self._model, self._booster = model, booster
+    def __init__(self, model: TreeModel, trees: Trees):
+        self._model, self._trees = model, trees
 
     @property
     def widths(self) -> list[int]:
         """Number of features, for arrays without a known length."""
-        return [self._booster.num_features()]
+        return [self._trees.width]
 
     def __call__(self, batch: list) -> np.ndarray:
-        import xgboost
-
-        model, booster = self._model, self._booster
-        margin = None
+        model, margin = self._model, None
         if model.has_margin:
             *batch, margin = batch
             margin = np.asarray(margin, np.float32)
-        block = self._block(batch)
-        if block.shape[1] != booster.num_features():
-            raise UsageError(
-                f"The trees were trained with {booster.num_features()} features, got "
-                f"{block.shape[1]}; pass the columns of the fit",
-                code="model-input",
-            )
-        if model.result in ("value", "margin"):
-            return booster.inplace_predict(
-                block,
-                predict_type=model.result,
-                missing=model.missing,
-                validate_features=False,
-                base_margin=margin,
-            )
-        types = booster.feature_types
-        matrix = xgboost.DMatrix(
-            block,
-            missing=model.missing,
-            base_margin=margin,
-            feature_types=types,
-            enable_categorical="c" in (types or ()),
-        )
-        is_leaf = model.result == "leaf"
-        return booster.predict(
-            matrix, pred_leaf=is_leaf, pred_contribs=not is_leaf, validate_features=False
-        )
-
-    def _block(self, batch: list) -> np.ndarray:
-        columns = []
-        for index, values in enumerate(batch):
-            if isinstance(values, dict):
-                raise UsageError(
-                    "The features of trees must be numbers, got a map; select its values as "
-                    "columns",
-                    code="data-dtype",
-                )
-            if values.dtype.kind == "S":
-                if index not in self._model.categories:
-                    raise UsageError(
-                        f"Feature {index} holds texts, but it was no text in the fit; pass the "
-                        "columns of the fit",
-                        code="model-input",
-                    )
-                values = codes_of(values, self._model.categories[index])
-            columns.append(values.reshape(len(values), -1))
-        if len(columns) == 1:
-            return np.ascontiguousarray(columns[0], dtype=np.float32)
-        return np.concatenate([each.astype(np.float32, copy=False) for each in columns], axis=1)
+        block = matrix_of(batch, model.categories, self._trees.width)
+        return self._trees.predict(block, model.result, model.missing, margin)
