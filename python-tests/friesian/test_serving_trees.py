@@ -67,7 +67,7 @@ def test_served_trees_score_what_the_estimator_predicts(orca_spark, tables, tmp_
     server = ModelServer(repository, http_port=0, grpc_port=None)
     with server, Client(f"http://127.0.0.1:{server.http_port}") as client:
         inputs = {name: np.array([row[name]], "float32") for name in FEATURES}
-        answer = client.predict("trees", inputs)
+        answer = client.infer("trees", inputs)
     repository.close()
     assert answer[0] == pytest.approx(offline.loc[3, 4], rel=1e-6)
 

@@ -28,6 +28,7 @@ PACKAGES = {
     "jax": "jax",
     "keras": "keras",
     "langchain_core": "langchain-core",
+    "lightgbm": "lightgbm",
     "lightning_fabric": "pytorch-lightning",
     "matplotlib": "matplotlib",
     "mlflow": "mlflow-skinny",

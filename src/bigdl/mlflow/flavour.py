@@ -134,7 +134,7 @@ def save_model(
         Number of rows per forward pass.
     accelerate : str, optional
         Acceleration as in ``predict``, for PyTorch models: the accelerated model is saved. It is
-        converted with, and compared on, the rows of `input_example`.
+        converted with, and compared on, the rows of `input_example`. For trees ``"auto"``.
     pip_requirements, extra_pip_requirements, conda_env, code_paths, metadata
         As in MLflow's flavors. By default the requirements are the installed versions of BigDL and
         of the packages that the model needs.

@@ -43,7 +43,9 @@ class ServedModel:
     method : str, optional
         Acceleration method of a model in memory, one of :func:`bigdl.nano.acceleration.methods`
         such as ``"openvino_bf16"``, ``"openvino_int8"`` or ``"onnxruntime_int8_qlinear"``. Default
-        ``"openvino_fp32"``; ``"original"`` runs the model in its framework.
+        ``"openvino_fp32"``; ``"original"`` runs the model in its framework. For a file with trees
+        ``"auto"``: XGBoost or ONNX Runtime, whichever is faster, with equal results but for
+        rounding.
     batching : BatchingOptions, optional
     input_names : sequence of str, optional
         Names of the inputs in order. Default: the model's names, or the ``feature_cols`` of a

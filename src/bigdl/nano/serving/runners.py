@@ -177,7 +177,8 @@ def make_runner(
         Sample input; required for a PyTorch module.
     method : str, optional
         Acceleration method of a model in memory, e.g. ``"openvino_int8"``; ``"original"`` runs it
-        in its framework. Default ``"openvino_fp32"``.
+        in its framework. Default ``"openvino_fp32"``. For a file with trees ``"auto"``: XGBoost or
+        ONNX Runtime, whichever is faster.
     input_names : sequence of str, optional
         Names of the inputs in order. Default: the model's names, or the ``feature_cols`` of a
         model of ``bigdl.friesian.models``.
@@ -204,7 +205,8 @@ def make_runner(
     if isinstance(model, ModelRunner):
         runner = model
     elif isinstance(model, str | os.PathLike):
-        if method is not None or arguments:
+        is_tree = is_tree_file(Path(model).suffix)
+        if (method is not None and not (is_tree and method == "auto")) or arguments:
             raise UsageError(
                 "A saved model runs as it was saved; method, calib_data and similar arguments are "
                 "for models in memory",
@@ -216,7 +218,10 @@ def make_runner(
             text = load_text(source, thread_num)
             method = f"{text.task}_{text.precision}"
             return ModelRunner(text.run, text.signature, "openvino", method, joins=True, text=text)
-        runner = _of_path(Path(model), sample, inputs, thread_num, device, trust)
+        if is_tree and method == "auto":
+            runner = _of_trees(Path(model), thread_num, is_fastest=True)
+        else:
+            runner = _of_path(Path(model), sample, inputs, thread_num, device, trust)
     else:
         runner = _of_model(model, sample, method, inputs, thread_num, device, arguments)
     names = input_names or _column_names(model, runner)
@@ -312,19 +317,23 @@ def _of_file(path: Path, thread_num: int | None, device: str | None, trust: bool
                 model = keras.saving.load_model(copy, compile=False, safe_mode=not trust)
                 return _of_keras(model, "KerasModel")
     if is_tree_file(path.suffix):
-        with as_usage_error(
-            f"{str(path)!r} holds no trees of XGBoost or LightGBM",
-            code="file-damaged",
-            path=str(path),
-        ):
-            served = ServedTrees(path.read_bytes(), thread_num)
-        return ModelRunner(served.run, served.signature, served.trees.library, "original")
+        return _of_trees(path, thread_num)
     raise UsageError(
         f"{str(path)!r} cannot be served; give a directory that InferenceOptimizer.save wrote, or "
         "a file that ends in .onnx, .xml or .keras, or in .ubj, .json or .txt for trees",
         code="file-format",
         path=str(path),
     )
+
+
+def _of_trees(path: Path, thread_num: int | None, *, is_fastest: bool = False) -> ModelRunner:
+    with as_usage_error(
+        f"{str(path)!r} holds no trees of XGBoost or LightGBM", code="file-damaged", path=str(path)
+    ):
+        served = ServedTrees(path.read_bytes(), thread_num, is_fastest=is_fastest)
+    library = served.trees.library
+    method = "onnxruntime_fp32" if library == "onnxruntime" else "original"
+    return ModelRunner(served.run, served.signature, library, method)
 
 
 def _of_network_files(directory: Path, meta: Mapping[str, Any], device: str | None) -> ModelRunner:

@@ -6,12 +6,14 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.texts import as_strings
+from bigdl.nano.acceleration.tree_network import fastest_trees
 from bigdl.nano.acceleration.trees import Trees, matrix_of, read_trees
 from bigdl.nano.serving.signature import Signature, TensorSpec
 
 TREE_FILES = ("model.ubj", "model.json", "model.txt")
 """Files with trees in a model's folder: those of XGBoost, and of LightGBM."""
 
+_TRIAL_ROWS = 16
 _FLOAT = np.dtype("float32")
 
 
@@ -28,6 +30,8 @@ class ServedTrees:
         Content of the file.
     threads : int, optional
         Threads of one call; default all.
+    is_fastest : bool
+        Whether to measure which runtime is faster.
 
     Attributes
     ----------
@@ -35,12 +39,16 @@ class ServedTrees:
     signature : Signature
     """
 
-    def __init__(self, data: bytes, threads: int | None = None):
+    def __init__(self, data: bytes, threads: int | None = None, *, is_fastest: bool = False):
         self.trees = read_trees(data, threads or 0)
+        if is_fastest:
+            self.trees = fastest_trees(self.trees, _TRIAL_ROWS)
         facts = self.trees.read_facts()
         texts = facts.get("categories") or {}
-        features = facts.get("features") or _plain_names(self.trees)
-        widths = facts.get("widths") or [1] * len(features)
+        features, widths = facts.get("features"), facts.get("widths")
+        if features is None:  # arrays, or another program
+            features, widths = _plain_names(self.trees), None
+        widths = widths or [1] * len(features)
         if features and sum(widths) != self.trees.width:
             raise UsageError(
                 f"The trees have {self.trees.width} features, but name {len(features)} columns; "

@@ -59,10 +59,13 @@ class TreeRequest(PredictionRequest):
     result : {"value", "margin", "leaf", "contributions"}
     has_margin : bool
         Whether the last feature is the base margin.
+    is_fastest : bool
+        Whether the tasks measure which runtime is faster.
     """
 
     result: str = "value"
     has_margin: bool = False
+    is_fastest: bool = False
 
 
 @dataclass(frozen=True)
@@ -520,6 +523,7 @@ class TreeEstimator(PredictingEstimator):
         feature_cols: ColumnNames | None = None,
         batch_size: int = _BATCH_ROWS,
         output_cols: ColumnNames | None = None,
+        accelerate: str | None = None,
         *,
         base_margin_col: str | None = None,
         output: str = "raw",
@@ -536,6 +540,10 @@ class TreeEstimator(PredictingEstimator):
             Number of rows per call of the library.
         output_cols : str or list of str, optional
             Name of the column with predictions; default ``prediction``.
+        accelerate : {"auto"}, optional
+            Each task measures XGBoost and ONNX Runtime, and uses the faster one if their results
+            are equal but for rounding. Trees of LightGBM, with categories, or of ``dart`` are
+            always predicted by their library.
         base_margin_col : str, optional
             Column with the base margin of each row.
         output : {"raw", "class", "probability", "margin", "leaf"}
@@ -572,6 +580,7 @@ class TreeEstimator(PredictingEstimator):
             base_margin_col,
             result,
             output="raw" if result != "value" else output,
+            accelerate=accelerate,
         )
         return self._predict(data, request)
 
@@ -628,8 +637,11 @@ class TreeEstimator(PredictingEstimator):
         result: str,
         *,
         output: str = "raw",
+        accelerate: str | os.PathLike | None = None,
     ) -> TreeRequest:
         self._require_model()
+        if accelerate is not None:
+            check_choice("accelerate", str(accelerate), ("auto",))
         if feature_cols is None and self._takes_names(data):
             feature_cols = self._columns.features
         features = names_of(feature_cols)
@@ -643,7 +655,13 @@ class TreeEstimator(PredictingEstimator):
             features = [*features, base_margin_col]
         has_margin = base_margin_col is not None
         return TreeRequest(
-            batch_size, features, output_cols, output=output, result=result, has_margin=has_margin
+            batch_size,
+            features,
+            output_cols,
+            output=output,
+            result=result,
+            has_margin=has_margin,
+            is_fastest=accelerate is not None,
         )
 
     def _takes_names(self, data: object) -> bool:
@@ -661,6 +679,7 @@ class TreeEstimator(PredictingEstimator):
         *,
         output: str = "raw",
         sample: object = None,
+        accelerate: str | None = None,
     ) -> Callable[..., Column]:
         """Return the model as a Spark user-defined function, for DataFrames and SQL.
 
@@ -677,6 +696,8 @@ class TreeEstimator(PredictingEstimator):
             See :meth:`predict`.
         sample : optional
             Sample rows in any form that :meth:`predict` takes; required if a feature is an array.
+        accelerate : {"auto"}, optional
+            See :meth:`predict`.
 
         Returns
         -------
@@ -703,7 +724,9 @@ class TreeEstimator(PredictingEstimator):
         Row(y=0)
         """
         names = self._columns.features if feature_cols is None else feature_cols
-        request = self._request(None, names, batch_size, None, None, "value", output=output)
+        request = self._request(
+            None, names, batch_size, None, None, "value", output=output, accelerate=accelerate
+        )
         request.sample = sample
         return self._function(request)
 
@@ -742,9 +765,16 @@ class TreeEstimator(PredictingEstimator):
         categories = {names.index(name): each for name, each in texts.items() if name in names}
         settings = {"params": dict(self._params), "num_rounds": self._num_rounds}
         model = TreeModel(
-            data, self._missing, request.result, categories, request.has_margin, settings
+            data,
+            self._missing,
+            request.result,
+            categories,
+            request.has_margin,
+            settings,
+            request.batch_size if request.is_fastest else 0,
         )
-        origin = (data, request.result, str(sorted(categories)), str(request.has_margin))
+        facts = f"{sorted(categories)}, {request.has_margin}, {model.trial_rows}"
+        origin = (data, request.result, facts)
         self._shipped = ship_model(lambda: model, self._shipped, cluster.broadcaster, *origin)
         return self._shipped
 
@@ -760,13 +790,6 @@ class TreeEstimator(PredictingEstimator):
 
         See :meth:`as_udf` for the arguments; `sample` is not needed.
         """
-        if accelerate is not None:
-            raise UsageError(
-                f"accelerate={accelerate!r} is not supported for trees; {self.library} predicts "
-                "them",
-                code="unsupported",
-                argument="accelerate",
-            )
         if self._objective is not None or self._metric is not None:
             logger.warning(
                 f"The saved model does not contain the functions of objective and "
@@ -774,7 +797,9 @@ class TreeEstimator(PredictingEstimator):
                 "the trees"
             )
         names = self._columns.features if feature_cols is None else feature_cols
-        request = self._request(None, names, batch_size, output_cols, None, "value")
+        request = self._request(
+            None, names, batch_size, output_cols, None, "value", accelerate=accelerate
+        )
         predictor = self._predictor(request, None, LocalMachine())
         shipped = cast("ShippedModel", predictor.shipped)
         return shipped.broadcast.value, predictor.options

@@ -348,6 +348,7 @@ def _check_parameters(params: dict[str, Any]) -> None:
         np.arange(8, dtype=np.float32)[:, None],
         np.zeros(8, np.float32),
         group=[8] if ranks else None,
+        params={"verbosity": -1},
     )
     try:
         lightgbm.Booster({**checked, "verbosity": -1, "num_threads": 1}, rows)

@@ -219,7 +219,10 @@ class LGBMEvaluation:
         if self.has_objective:
             settings["objective"] = "none"
         dataset = lightgbm.Dataset(
-            np.arange(rows.rows, dtype=np.float32)[:, None], free_raw_data=False, **arguments
+            np.arange(rows.rows, dtype=np.float32)[:, None],
+            free_raw_data=False,
+            params={"verbosity": -1},
+            **arguments,
         )
         booster = lightgbm.Booster(settings, dataset)
         metric = self.metric

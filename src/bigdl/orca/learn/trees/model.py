@@ -9,6 +9,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import file_exists, joined, read_bytes, write_bytes
+from bigdl.nano.acceleration.tree_network import fastest_trees
 from bigdl.nano.acceleration.trees import Trees, matrix_of, read_trees
 
 _CHECKPOINT = "checkpoint"
@@ -95,6 +96,8 @@ class TreeModel:
         Whether the last column is the base margin.
     settings : dict
         Keyword arguments that create the Estimator again, without functions.
+    trial_rows : int
+        Number of rows with which the faster runtime is measured; 0 for that of the library.
     """
 
     data: bytes
@@ -103,12 +106,16 @@ class TreeModel:
     categories: dict[int, list[str]]
     has_margin: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
+    trial_rows: int = 0
 
     def load_on(self, device: object) -> LoadedTrees:
         """Load the trees; `device` is ignored, since trees predict on the CPU."""
         import torch
 
-        return LoadedTrees(self, read_trees(self.data, torch.get_num_threads()))
+        trees = read_trees(self.data, torch.get_num_threads())
+        if self.trial_rows and self.result in ("value", "margin") and not self.has_margin:
+            trees = fastest_trees(trees, self.trial_rows, self.missing)
+        return LoadedTrees(self, trees)
 
 
 class LoadedTrees:
