@@ -70,7 +70,7 @@ class TreeRequest(PredictionRequest):
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What a fit should grow.
+    """Settings of a fit that are independent of the library.
 
     Attributes
     ----------
