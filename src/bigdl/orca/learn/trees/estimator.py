@@ -79,6 +79,8 @@ class FitPlan:
     columns : TreeColumns
     early_stopping_rounds, checkpoint_rounds : int or None
     maximize : bool or None
+    external_memory : bool or None
+        Whether binned values are in a file, if the library supports that.
     """
 
     stop_at: int
@@ -86,6 +88,7 @@ class FitPlan:
     early_stopping_rounds: int | None
     maximize: bool | None
     checkpoint_rounds: int | None
+    external_memory: bool | None = None
 
 
 @hide_frames
@@ -175,7 +178,7 @@ class TreeEstimator(PredictingEstimator):
         """Raise a UsageError for parameters that the library does not support."""
 
     @abstractmethod
-    def _fit_program(self, plan: FitPlan, **options: Any) -> TreeFit:
+    def _fit_program(self, plan: FitPlan) -> TreeFit:
         """Return the program of the workers that grows trees."""
 
     @abstractmethod
@@ -245,9 +248,9 @@ class TreeEstimator(PredictingEstimator):
         checkpoint_rounds: int | None,
         max_failures: int | FailurePolicy | None,
         resume: str | None,
-        **options: Any,
+        external_memory: bool | None = None,
     ) -> list[dict[str, float]]:
-        """Grow trees; `options` are those of the library's program."""
+        """Grow trees; see ``XGBEstimator.fit`` for the arguments."""
         if early_stopping_rounds is not None:
             check_positive("early_stopping_rounds", early_stopping_rounds)
             if validation_data is None:
@@ -269,8 +272,15 @@ class TreeEstimator(PredictingEstimator):
             self._model, self._columns, self._shipped = checkpoint.model, columns, None
             self._history = checkpoint.history
             return [dict(entry) for entry in self._history]
-        plan = FitPlan(stop_at, columns, early_stopping_rounds, maximize, checkpoint_rounds)
-        program = self._fit_program(plan, **options)
+        plan = FitPlan(
+            stop_at,
+            columns,
+            early_stopping_rounds,
+            maximize,
+            checkpoint_rounds,
+            external_memory,
+        )
+        program = self._fit_program(plan)
         inputs = {"data": data, "validation": validation_data}
         feeds = FeedGroup(
             {k: self._feed(v, columns, k) for k, v in inputs.items() if v is not None}

@@ -145,7 +145,7 @@ class LGBMEstimator(TreeEstimator):
                 return value.partition(" ")[0]
         return None
 
-    def _fit_program(self, plan: FitPlan, **options: Any) -> LGBMFit:
+    def _fit_program(self, plan: FitPlan) -> LGBMFit:
         return LGBMFit(
             dict(self._params),
             plan.stop_at,
@@ -156,7 +156,6 @@ class LGBMEstimator(TreeEstimator):
             early_stopping_rounds=plan.early_stopping_rounds,
             maximize=plan.maximize,
             checkpoint_rounds=plan.checkpoint_rounds,
-            **options,
         )
 
     def _evaluation_program(

@@ -12,7 +12,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from bigdl.runtime.engine import PeerLost
 
 if TYPE_CHECKING:
     import lightgbm
+    from lightgbm.callback import CallbackEnv
 
     from bigdl.runtime.worker import Worker
 
@@ -129,11 +130,11 @@ class _Rounds:
         self.has_stopped = False
         self._iterations: int | None = None
 
-    def after_round(self, env: Any) -> None:
+    def after_round(self, env: CallbackEnv) -> None:
         """Record the metrics of a round; raise EarlyStopException to end the fit."""
         from lightgbm.callback import EarlyStopException
 
-        iterations = env.model.current_iteration()
+        iterations = cast("lightgbm.Booster", env.model).current_iteration()
         if iterations == self._iterations:  # no leaf can be split
             self.has_stopped = True
             raise EarlyStopException(env.iteration, [])
@@ -259,8 +260,10 @@ def merged_metrics(
     """
     if worker.world_size == 1:
         return local
-    own = {name: [value, larger, _size_of(name, sizes)] for name, (value, larger) in local.items()}
-    gathered = worker.channel.all_gather(key, worker.rank, own, worker.world_size)
+    counted = {
+        name: [value, larger, _size_of(name, sizes)] for name, (value, larger) in local.items()
+    }
+    gathered = worker.channel.all_gather(key, worker.rank, counted, worker.world_size)
     merged: Scores = {}
     longest = max(gathered, key=len)
     for name, (_, larger, _) in longest.items():
@@ -304,7 +307,7 @@ def _datasets(
 
     rows = matrices["data"]
     names: Any = "auto" if rows.names_are_positions else rows.names
-    categories: Any = [index for index, kind in enumerate(rows.types) if kind == "c"]
+    categories: Any = [i for i, type_name in enumerate(rows.types) if type_name == "c"]
     train = lightgbm.Dataset(
         **dense_rows(rows, folder, missing),
         feature_name=names,

@@ -120,7 +120,7 @@ class XGBEstimator(TreeEstimator):
         with _tracker(host, workers) as arguments:
             yield {TRACKER: arguments}
 
-    def _fit_program(self, plan: FitPlan, **options: Any) -> XGBFit:
+    def _fit_program(self, plan: FitPlan) -> XGBFit:
         return XGBFit(
             dict(self._params),
             plan.stop_at,
@@ -131,7 +131,7 @@ class XGBEstimator(TreeEstimator):
             early_stopping_rounds=plan.early_stopping_rounds,
             maximize=plan.maximize,
             checkpoint_rounds=plan.checkpoint_rounds,
-            **options,
+            external_memory=plan.external_memory,
         )
 
     def _evaluation_program(
