@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -350,11 +350,10 @@ class DeltaFollower:
                 return None  # the full state was removed, and a newer one is being written
             state, items, at = {}, [], 0
             later = [each for each in known if fulls[-1] <= each <= target]
+        paths = {each: self._folder.path / f"{each}-{form}" for each, form in known.items()}
         facts: dict[str, Any] = {}
-        tables: dict[int, dict[str, pa.Table]] = {}
         for number in later:
-            path = self._folder.path / f"{number}-{known[number]}"
-            facts, arrays, new_items, tables[number] = _read(path)
+            facts, arrays, new_items = _read(paths[number])
             if facts["base"] is not None and facts["base"] != at:
                 self._at = 0  # start from the newest full state in the next call
                 return None
@@ -362,17 +361,9 @@ class DeltaFollower:
             items.append(new_items)
             at = number
         since = self.number if self.number < target else 0  # after a rollback, all rows until then
-        parts: dict[str, list[pa.Table]] = {}
-        for number in [each for each in known if since < each <= target]:
-            path = self._folder.path / f"{number}-{known[number]}"
-            rows = tables[number] if number in tables else _tables_of(path)
-            for name, table in rows.items():
-                parts.setdefault(name, []).append(table)
+        tables = _changed_rows([paths[each] for each in known if since < each <= target])
         version = ModelVersion(
-            target,
-            _model_of(state, items, facts),
-            facts["newest_event"],
-            {name: _joined(name, each) for name, each in parts.items()},
+            target, _model_of(state, items, facts), facts["newest_event"], tables
         )
         self._polled = version, state, items
         return version
@@ -394,6 +385,18 @@ class DeltaFollower:
         self._polled = None
 
 
+def _changed_rows(paths: Sequence[Path]) -> dict[str, pa.Table]:
+    """Read the changed rows of the tables of several versions."""
+    parts: dict[str, list[pa.Table]] = {}
+    for path in paths:
+        try:
+            for name in json.loads((path / _MANIFEST).read_text(encoding="utf-8"))["tables"]:
+                parts.setdefault(name, []).append(pq.read_table(path / f"table-{name}.parquet"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _unreadable(path, error) from error
+    return {name: _joined(name, each) for name, each in parts.items()}
+
+
 def _joined(name: str, parts: list[pa.Table]) -> pa.Table:
     for each in parts[1:]:
         if set(each.column_names) != set(parts[0].column_names):
@@ -405,22 +408,13 @@ def _joined(name: str, parts: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts, promote_options="permissive")
 
 
-def _tables_of(path: Path) -> dict[str, pa.Table]:
-    """Read only the changed rows of the tables of a version."""
-    try:
-        names = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))["tables"]
-        return {name: pq.read_table(path / f"table-{name}.parquet") for name in names}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path, error) from error
-
-
 def _unreadable(path: Path, error: Exception) -> UsageError:
     return UsageError(
         f"The version {path} cannot be read: {error}", code="file-damaged", path=str(path)
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], pa.Array, dict[str, Any]]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], pa.Array]:
     try:
         facts = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         with np.load(path / _ARRAYS, allow_pickle=False) as content:
@@ -428,7 +422,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], pa.Array, 
         items = pq.read_table(path / _ITEMS)["item"].combine_chunks()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from error
-    return facts, arrays, items, _tables_of(path)
+    return facts, arrays, items
 
 
 def _apply(
