@@ -242,7 +242,7 @@ class _LinearStep:
 
 
 class _BlockStep(ABC):
-    """One block of a model; it writes the key and the value of the new row."""
+    """One block of a model, with its layers; it writes the key and the value of the new row."""
 
     def __init__(self, block: torch.nn.Module):
         for name, layer in block.named_children():
@@ -250,11 +250,8 @@ class _BlockStep(ABC):
                 setattr(self, name, _LinearStep(layer))
             elif isinstance(layer, torch.nn.LayerNorm):
                 setattr(self, name, _NormalizationStep(layer))
-
-    before: _NormalizationStep
-    inner: _LinearStep
-    outer: _LinearStep
-    join: _LinearStep
+            elif isinstance(layer, Attention):
+                setattr(self, name, _AttentionStep(layer))
 
     @abstractmethod
     def __call__(self, x: np.ndarray, rows: np.ndarray, buckets: np.ndarray | None) -> np.ndarray:
@@ -289,11 +286,11 @@ class _AttentionStep:
 
 
 class _SASRecStep(_BlockStep):
-    def __init__(self, block: SASRecBlock):
-        super().__init__(block)
-        self.attention = _AttentionStep(block.attention)
-
+    before: _NormalizationStep
+    attention: _AttentionStep
     between: _NormalizationStep
+    inner: _LinearStep
+    outer: _LinearStep
 
     def __call__(self, x: np.ndarray, rows: np.ndarray, buckets: np.ndarray | None) -> np.ndarray:
         query = self.before(x)
@@ -304,12 +301,12 @@ class _SASRecStep(_BlockStep):
 
 
 class _LiGRStep(_BlockStep):
-    def __init__(self, block: LiGRBlock):
-        super().__init__(block)
-        self.attention = _AttentionStep(block.attention)
-
-    between: _NormalizationStep
+    before: _NormalizationStep
+    attention: _AttentionStep
     first_gate: _LinearStep
+    between: _NormalizationStep
+    inner: _LinearStep
+    outer: _LinearStep
     second_gate: _LinearStep
 
     def __call__(self, x: np.ndarray, rows: np.ndarray, buckets: np.ndarray | None) -> np.ndarray:
@@ -321,8 +318,10 @@ class _LiGRStep(_BlockStep):
 
 
 class _HSTUStep(_BlockStep):
+    before: _NormalizationStep
     mix: _LinearStep
     after: _NormalizationStep
+    join: _LinearStep
 
     def __init__(self, block: HSTUBlock):
         super().__init__(block)
