@@ -289,12 +289,10 @@ class EventStore(ABC):
         number = at - np.maximum.accumulate(np.where(same, 0, at))
         rows["key"] = np.ascontiguousarray(rows["time"]).view(np.uint64) + number.astype(np.uint64)
         distinct, starts = np.unique(users, return_index=True)
-        parts = np.split(rows, starts[1:])
+        per_user = dict(zip(distinct.tolist(), np.split(rows, starts)[1:], strict=True))
         counts = np.zeros(3, np.int64)
-        for start in range(0, len(distinct), _USERS_AT_ONCE):
-            at_once = slice(start, start + _USERS_AT_ONCE)
-            chunk = dict(zip(distinct[at_once].tolist(), parts[at_once], strict=True))
-            added = self._append(chunk)
+        for part in _batches(list(per_user)):
+            added = self._append({user: per_user[user] for user in part})
             counts += (added.added, added.repeated, added.late)
         return Appended(*counts.tolist())
 
