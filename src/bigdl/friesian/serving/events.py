@@ -30,6 +30,7 @@ import numpy as np
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.common.timeouts import EVENTS_WRITE_S
+from bigdl.friesian.serving.errors import LogRateLimit
 from bigdl.friesian.serving.redis_store import connected_redis
 from bigdl.friesian.serving.rows import Ids, ids_of, table_of
 from bigdl.nano.serving.batching import UnavailableError
@@ -46,7 +47,6 @@ MOST_TIME = 9e18  # models read times as 64-bit integers
 _FILE = "events.sqlite"
 _ROW = np.dtype([("time", "<f8"), ("item", "<i8"), ("key", "<u8")])
 _USERS_AT_ONCE = 500  # maximum number of users per query
-_SILENCE = 10.0  # minimum seconds between two messages about an outage
 _OLDEST = 1 << 63  # bias with which signed ids are ordered as unsigned bytes
 
 
@@ -192,12 +192,11 @@ class EventStore(ABC):
 
     def __init__(self, most: int = DEFAULT_EVENTS):
         self.most = check_integer("most", most, 1)
-        self._next_message = 0.0  # time of the next message about an outage
+        self._log_limit = LogRateLimit()
 
     def _outage(self, location: str, error: Exception) -> UnavailableError:
         """Log an error of the storage; return one for clients, which need not know the details."""
-        if (now := time.monotonic()) >= self._next_message:
-            self._next_message = now + _SILENCE
+        if self._log_limit.allows():
             logger.error(
                 "The events at %s cannot be read or written: %s", location, one_line(error)
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ from bigdl.friesian.serving.clients import (
     RemoteRecall,
     concat_features,
 )
-from bigdl.friesian.serving.errors import LostShardError
+from bigdl.friesian.serving.errors import LogRateLimit, LostShardError
 from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.index import Candidates, best_first
 from bigdl.friesian.serving.rows import Features, Ids
@@ -178,8 +177,7 @@ class _Sharded:
             clients = [_ShardReplica(make(address)) for address in addresses]
             self._replicas.append(_ReplicaSet(name, clients, metrics))
         self._pool = ThreadPoolExecutor(8 * len(self.shards), "shards")
-        self._next_warning = 0.0
-        self._warning_lock = threading.Lock()
+        self._log_limit = LogRateLimit()
 
     def _call_shards(self, calls: dict[int, Callable[[Any], Any]]) -> dict[int, Any]:
         """Call the shards in `calls` concurrently; lost shards are missing from the result."""
@@ -192,15 +190,9 @@ class _Sharded:
             try:
                 answers[index] = future.result()
             except LostShardError as error:
-                self._warn(error)
+                if self._log_limit.allows():
+                    logger.warning("%s; answers are partial", error)
         return answers
-
-    def _warn(self, error: LostShardError) -> None:
-        with self._warning_lock:
-            if time.monotonic() < self._next_warning:
-                return
-            self._next_warning = time.monotonic() + 10
-        logger.warning("%s; answers are partial", error)
 
     def close(self) -> None:
         """Stop the threads and close the connections."""

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.plugins import plugin
-from bigdl.friesian.serving.errors import LostShardError
+from bigdl.friesian.serving.errors import LogRateLimit, LostShardError
 from bigdl.friesian.serving.filters import ItemFilter
 from bigdl.friesian.serving.index import Candidates, best_first
 from bigdl.friesian.serving.rows import Column, Features, Ids, ids_of
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_STAGES = ("recall", "features", "ranking")
 ENTRY_POINTS = "bigdl.stages"
 RANKED, RECALLED, POPULAR = "ranked", "recalled", "popular"
-_SILENCE = 10.0  # minimum seconds between two messages about one failing stage
 
 Columns = dict[str, Column]
 """Arrays of one length, by column name."""
@@ -316,13 +315,11 @@ class StageErrors:
 
     def __init__(self, metrics: ServingMetrics):
         self._metrics = metrics
-        self._logged: dict[str, float] = {}  # time of the last message, by stage
+        self._log_limit = LogRateLimit()
 
     def log(self, stage: str, error: Exception) -> None:
         """Log the error of a stage."""
-        now = time.monotonic()
-        if now - self._logged.get(stage, -_SILENCE) >= _SILENCE:
-            self._logged[stage] = now
+        if self._log_limit.allows(stage):
             logger.error("%s failed: %s", stage, one_line(error), exc_info=error)
 
     def replaced(self, stage: str, error: Exception) -> None:
