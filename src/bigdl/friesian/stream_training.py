@@ -429,8 +429,11 @@ def train(config: Config, once: bool = False) -> StreamingQuery:
     )
     folder = DeltaFolder(needed["publish"], get("train.full_every", 20))
 
+    def version_of(batch: TrainedBatch | None) -> int:
+        return 1 if batch is None else batch.number + 2
+
     def publish(batch: TrainedBatch | None) -> None:
-        number = 1 if batch is None else batch.number + 2
+        number = version_of(batch)
         folder.publish(
             number,
             learner.model(),
@@ -443,7 +446,7 @@ def train(config: Config, once: bool = False) -> StreamingQuery:
             print(f"version {number}: {json.dumps(shown)}", flush=True)
 
     newest = config.checked("train.checkpoint", newest_batch, needed["checkpoint"])
-    expected = 1 if newest is None else newest.number + 2
+    expected = version_of(newest)
     if (published := max(folder.versions(), default=0)) > expected:
         raise config.error(
             "train.publish",
