@@ -46,7 +46,7 @@ def ranks_of(scores, targets, seen):
 
 
 class Histories:
-    """Item ids of each user's events, with their numbers in the stream."""
+    """Item ids of each user's events, with their positions in the stream."""
 
     def __init__(self, users, ids, times):
         self.ids, self.times = ids, times
