@@ -49,6 +49,7 @@ VARIABLE = "BIGDL_SCRATCH_DIR"
 
 _SCRATCH = re.compile(r"[\w-]+\.[a-z0-9_]{8}")  # the name of a temporary folder; no other has a dot
 _ATTEMPTS = 100
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 _lock = threading.RLock()
 _roots: dict[tuple[int, str], str] = {}  # by process and directory
@@ -532,6 +533,12 @@ def private_cache(name: str) -> Path:
     return folder
 
 
+def is_writable_only_by_user(folder: Path) -> bool:
+    """Return True if the current user owns a folder and nobody else can write to it."""
+    status = folder.stat()
+    return is_own(status) and is_closed_to_others(status, _WRITABLE_BY_OTHERS)
+
+
 def make_private_directory(folder: Path) -> None:
     """Create a folder with mode 0700; check that nobody else can write to an existing folder.
 
@@ -549,7 +556,7 @@ def make_private_directory(folder: Path) -> None:
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or not is_own(about):
         raise PermissionError(f"{folder} is a link or belongs to another user; remove it")
-    if not is_closed_to_others(about, 0o022):
+    if not is_closed_to_others(about, _WRITABLE_BY_OTHERS):
         raise PermissionError(f"others can write to {folder}; remove it")
     for above in folder.absolute().parents:
         about = above.stat()

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
 import tempfile
 import time
 import warnings
@@ -22,8 +21,7 @@ from typing import Any, NamedTuple
 
 from bigdl.common.cpu import isa_flags, processor_name, usable_cores
 from bigdl.common.errors import user_stacklevel
-from bigdl.common.platform.files import is_closed_to_others, is_own
-from bigdl.common.private_folders import cache_directory, remove_old
+from bigdl.common.private_folders import cache_directory, is_writable_only_by_user, remove_old
 from bigdl.common.program_state import preserve_rng_state
 from bigdl.common.timeouts import OLD_CHOICE_S
 from bigdl.nano.acceleration.median_interval import MedianInterval
@@ -198,7 +196,7 @@ def load_result(key: str) -> AutotuneResult | None:
     directory = cache_directory("choices")
     file = directory / f"{key}.json"
     try:
-        if not _is_private(directory) or file.stat().st_size > _MOST_BYTES:
+        if not is_writable_only_by_user(directory) or file.stat().st_size > _MOST_BYTES:
             return None
         return AutotuneResult.from_json(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -210,7 +208,7 @@ def save_result(key: str, choice: AutotuneResult) -> None:
     directory = cache_directory("choices")
     with contextlib.suppress(OSError):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_private(directory):
+        if not is_writable_only_by_user(directory):
             return
         # atomic rename: other processes may read and write the same file
         number, name = tempfile.mkstemp(prefix=".new-", dir=directory)
@@ -231,12 +229,6 @@ def clear_results() -> int:
     for file in files:
         file.unlink(missing_ok=True)
     return len(files)
-
-
-def _is_private(directory: Path) -> bool:
-    """Return True if the current user owns a directory and nobody else can write to it."""
-    status = directory.stat()
-    return is_own(status) and is_closed_to_others(status, stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _shrink(directory: Path) -> None:

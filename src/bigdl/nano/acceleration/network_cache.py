@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -23,8 +22,7 @@ from typing import Any, NamedTuple
 
 from bigdl.common.cpu import isa_flags, processor_name
 from bigdl.common.errors import UsageError
-from bigdl.common.platform.files import is_closed_to_others, is_own
-from bigdl.common.private_folders import cache_directory
+from bigdl.common.private_folders import cache_directory, is_writable_only_by_user
 from bigdl.common.timeouts import OLD_NETWORK_S, UNFINISHED_NETWORK_S
 
 VARIABLE = "BIGDL_NANO_CACHE_GB"
@@ -97,7 +95,7 @@ def find_entry(key: str | None) -> CacheEntry | None:
         return None
     directory = cache_directory("networks")
     try:
-        if not _is_private(directory):
+        if not is_writable_only_by_user(directory):
             return None
         entry = _read(directory / key)
         if entry is not None:
@@ -134,7 +132,7 @@ def store_entry(
     temporary: Path | None = None
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_private(directory):
+        if not is_writable_only_by_user(directory):
             return None
         temporary = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=directory))
         try:
@@ -264,9 +262,3 @@ def _shrink(directory: Path, most: int, newest: str) -> None:
         total += entry.size
         if total > most and entry.key != newest:
             remove_entry(entry.key)
-
-
-def _is_private(directory: Path) -> bool:
-    """Return True if the current user owns a directory and nobody else can write to it."""
-    status = directory.stat()
-    return is_own(status) and is_closed_to_others(status, stat.S_IWGRP | stat.S_IWOTH)
