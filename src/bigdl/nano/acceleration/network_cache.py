@@ -16,12 +16,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigdl.common.cpu import isa_flags, processor_name
 from bigdl.common.errors import UsageError
+from bigdl.common.missing import installed_version
 from bigdl.common.private_folders import cache_directory, is_writable_only_by_user
 from bigdl.common.timeouts import OLD_NETWORK_S, UNFINISHED_NETWORK_S
 
@@ -82,10 +82,7 @@ def largest_size() -> int:
 
 def surroundings() -> list[Any]:
     """Return what determines a network besides model and options: versions and processor."""
-    versions = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
+    versions = {name: installed_version(name) for name in _PACKAGES}
     return [_FORMAT, versions, processor_name(), sorted(isa_flags())]
 
 
