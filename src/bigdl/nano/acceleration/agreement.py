@@ -94,15 +94,15 @@ def build_and_check(
     probes = source.probes(options) if strict else ()
     first: UsageError | None = None
     while True:
-        source.exporter = source.conversion_warning = None
-        source.cache_key = None
+        source.exporter = source.conversion_warning = source.cache_key = None
         try:
             built = method.build(source, options)
             if strict:
                 computed = _as_computed(method, options)
                 check_agreement(source, built, computed, probes, scored=scored)
         except (DisagreementError, UnusableNetworkError) as error:
-            if _is_cache_to_blame(error, method, options) and _forget_cached(source):
+            if source.cache_key is not None and _is_cache_to_blame(error, method, options):
+                remove_entry(source.cache_key)
                 continue
             first = first or error
             if source.exporter is None or source.exporter in options.rejected_exporters:
@@ -131,16 +131,6 @@ def _is_cache_to_blame(error: UsageError, method: Method, options: BuildOptions)
     precision = _as_computed(method, options).precision
     unusable = isinstance(error, UnusableNetworkError)
     return unusable or precision == FP32 or precision.quantized
-
-
-def _forget_cached(source: Any) -> bool:
-    """Remove the network of the last build from the cache on disk; return True if it was there."""
-    key = getattr(source, "cache_key", None)
-    if key is None:
-        return False
-    remove_entry(key)
-    source.cache_key = None
-    return True
 
 
 def _as_computed(method: Method, options: BuildOptions) -> Method:
