@@ -340,10 +340,10 @@ class QuantizedOpenVINOMethod(OpenVINOMethod):
         network = self.converted(source, replace(options, share_weights=self.weights_only))
         batches = source.calibration_arrays(options) if calibrates else [source.sample_arrays()]
         quantizer = Quantizer(network, list(batches), self.precision, weights)
-        facts = (quantized_key(network, quantizer.batches), self.precision.name, weights)
+        base_key = quantized_key(network, quantizer.batches, self.precision.name, weights)
 
         def build(excluded: tuple[str, ...]) -> object:
-            key = None if facts[0] is None else fingerprint(*facts, excluded)
+            key = None if base_key is None else fingerprint(base_key, excluded)
             quantized = load_network(key)
             # the network whose key agreement.py removes if the results differ
             source.cache_key = None if quantized is None else key
