@@ -122,8 +122,7 @@ def store_entry(
         None if the cache is disabled, its folder is not writable or not private, `write` fails, or
         the entry is larger than the cache.
     """
-    most = largest_size()
-    if key is None or not most:
+    if key is None or not (most := largest_size()):
         return None
     directory = cache_directory("networks")
     temporary: Path | None = None

@@ -371,8 +371,7 @@ def _traced(source: TorchSource, share_weights: bool):
             source.cache_key = key
             return network, None
         network = openvino.convert_model(decoder, example_input=sample, share_weights=share_weights)
-    network = _checked(network, source)
-    return (network if key is None else store_network(key, network, about)), lost
+    return store_network(key, _checked(network, source), about), lost
 
 
 def _conversion_key(decoder: TorchScriptPythonDecoder, sample: tuple) -> str | None:
