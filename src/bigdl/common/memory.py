@@ -117,11 +117,9 @@ def tuned_allocator(
     """
     global _tuned
     with _tuned_lock:
-        tuned = _tuned > 0
-        if returns_blocks and not tuned:
-            tuned = return_freed_blocks()
-        elif not tuned:
-            tuned = tune_allocator(trim_threshold=trim_threshold)
+        tuned = _tuned > 0 or (
+            return_freed_blocks() if returns_blocks else tune_allocator(trim_threshold)
+        )
         _tuned += tuned
     try:
         yield tuned
