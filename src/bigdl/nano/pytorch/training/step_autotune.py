@@ -139,9 +139,14 @@ class StepAutotuner:
         return self._configs[0]
 
     @property
-    def is_first_step(self) -> bool:
-        """True in the first step, and before it."""
-        return self._steps <= 1
+    def may_change_layout(self) -> bool:
+        """True if the memory format may change within this step."""
+        return self._selects_within_step and len({each.channels_last for each in self._configs}) > 1
+
+    @property
+    def _selects_within_step(self) -> bool:
+        """True in the first step of a single process, which may measure when it calls the model."""
+        return self._broadcast is None and self._steps == 1
 
     def begin(
         self, batch: object, *, possible: bool = True
@@ -197,7 +202,7 @@ class StepAutotuner:
             return
         calls: list[RecordedCall] = []
         recorder = _Recorder(self._parts, calls)
-        if apply is not None and self._broadcast is None and self._steps == 1:
+        if apply is not None and self._selects_within_step:
             recorder.on_main_call = functools.partial(self._select_now, apply)
         with recorder.recording():
             yield

@@ -106,16 +106,15 @@ class FastSteps:
             self.report.append("TorchInductor")
         if not options.inductor:
             parts = {"": module, **_computing_parts(module)}
-            configs = self._configs(relayouts)
-            self._plain, self._may_change_layout = configs[0], len({c[1] for c in configs}) > 1
             autotuner = StepAutotuner(
                 parts,
-                configs,
+                self._configs(relayouts),
                 self._faster_than_named(),
                 device=device,
                 steps_left=steps_left,
                 broadcast=broadcast,
             )
+            self._plain = autotuner.plain
             self.autotuner = None if autotuner.is_over else autotuner
         if calls:
             self._convert_calls()
@@ -149,10 +148,10 @@ class FastSteps:
 
     def _select(self, config: StepConfig, choice: AutotuneResult) -> bool:
         """Apply the selected configuration; return True if it is not the plain one."""
-        plain = self._plain
-        self._apply(config, plain)
-        self._notify(f"Nano trains with {describe_speed(config, plain, choice)}, measured here")
-        return config != plain
+        self._apply(config)
+        description = describe_speed(config, self._plain, choice)
+        self._notify(f"Nano trains with {description}, measured here")
+        return config != self._plain
 
     def _select_within_step(self, config: StepConfig, choice: AutotuneResult) -> None:
         self._select(config, choice)
@@ -174,7 +173,7 @@ class FastSteps:
                 stacklevel=2,
             )
 
-    def _apply(self, config: StepConfig, plain: StepConfig) -> None:
+    def _apply(self, config: StepConfig) -> None:
         if config.bf16 and self._named_precision is None:
             # Unlike precision="bf16": products of the step outside of modules remain in float32.
             parts = [self._module, *computing_children(self._module)]
@@ -223,7 +222,7 @@ class FastSteps:
         guard, self._guard = self._guard, None
         autotuner, layout = self.autotuner, self.channels_last
         observed = autotuner if guard is None else None
-        if observed is not None and self._may_change_layout and observed.is_first_step:
+        if observed is not None and observed.may_change_layout:
             guard = ModuleState(self._module)
         try:
             with observed.observed(self._select_within_step) if observed else nullcontext():
