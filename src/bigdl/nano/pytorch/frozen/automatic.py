@@ -482,7 +482,7 @@ class _SegmentBuild:
         self._options = BuildOptions(thread_num=torch.get_num_threads())
         self._methods: list[Any] = []
         self._accuracy: Any = None
-        self._source: Any = None
+        self._source: Any = TorchSource(module, (segment.sample,))
         self._network: Any = None
         self._weights = sum(parameter.numel() for parameter in module.parameters())
 
@@ -491,7 +491,7 @@ class _SegmentBuild:
         """Digest of the modules before the build, for estimates and measurements of speed."""
         if not largest_size():
             return None
-        return source_fingerprint(TorchSource(self._module, (self.segment.sample,)))
+        return source_fingerprint(self._source)
 
     @functools.cached_property
     def is_cached(self) -> bool:
@@ -533,9 +533,7 @@ class _SegmentBuild:
         if self.reason is not None:
             return
         try:
-            key = self._key
-            self._source = TorchSource(self._module, (self.segment.sample,))
-            self._source.fingerprint = key
+            self._source.fingerprint = self._key
             self._network = self._methods[0].convert(self._source, self._options)
         except Exception as error:  # tracers and frontends may raise anything
             self.reason = f"it cannot be converted ({one_line(error)})"
@@ -573,10 +571,10 @@ class _SegmentBuild:
         plain = list(runs)[-1]  # fp32, if it is accurate
         if len(runs) == 1:
             return plain
-        key = autotune.cache_key("frozen layers", self._key, self._options.thread_num)
         with torch.no_grad():
             if self._key is None:
                 return autotune.choose(autotune.benchmark(calls), plain).name
+            key = autotune.cache_key("frozen layers", self._key, self._options.thread_num)
             return autotune.load_or_measure(key, plain, calls).name
 
 
