@@ -501,9 +501,8 @@ class _DigestPickler(pickle.Pickler):
 
     def _code_of(self, value):
         name = f"{value.__module__}:{value.__qualname__}"
-        package = str(value.__module__).partition(".")[0]
-        if package in _LIBRARIES or package in sys.stdlib_module_names - {"__main__"}:
-            return NotImplemented if package == "builtins" else (str, (name,))
+        if _is_library(value.__module__):
+            return NotImplemented if value.__module__ == "builtins" else (str, (name,))
         if id(value) in self._seen:
             return str, (name,)
         self._seen.add(id(value))
@@ -601,13 +600,19 @@ def _module_of(value: object) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def _is_library(module: str | None) -> bool:
+    """Return True for a module whose code is digested by name."""
+    package = str(module).partition(".")[0]
+    return package in _LIBRARIES or package in sys.stdlib_module_names
+
+
 @functools.cache
 def _is_installed(module: str | None) -> bool:
     """Return True for a module of an installed package, of BigDL or of Python itself."""
     package = str(module).partition(".")[0]
     if package == "__main__":
         return False
-    if package in _LIBRARIES or package in sys.stdlib_module_names or package == "bigdl":
+    if package == "bigdl" or _is_library(module):
         return True
     file = getattr(sys.modules.get(package), "__file__", None) or ""
     return Path(file).is_relative_to(sysconfig.get_path("purelib"))
