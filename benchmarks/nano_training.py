@@ -56,6 +56,10 @@ from importlib import metadata
 from pathlib import Path
 
 ALLOCATORS = ("default", "tuned")  # of the sides without Nano's Trainer, which has its "own"
+# Steps of a fit, by scenario.
+IN_MEMORY = {"resnet18": 48, "mlp": 300, "transformer": 48}
+SHORT = {"short12": 12, "short24": 24}
+STEPS = IN_MEMORY | SHORT
 SIDES = {
     "pipeline": ("pil", "nano one thread", "nano"),
     "scratch": (
@@ -82,7 +86,7 @@ SIDES = {
     "head": ("plain", "nano"),
     "tabular": ("plain", "nano"),
     **dict.fromkeys(
-        ("resnet18", "mlp", "transformer"),
+        IN_MEMORY,
         (
             "plain",
             "nano first",
@@ -93,7 +97,7 @@ SIDES = {
             "hand bf16 channels_last",
         ),
     ),
-    **dict.fromkeys(("short12", "short24"), ("plain", "nano first", "nano")),
+    **dict.fromkeys(SHORT, ("plain", "nano first", "nano")),
 }
 # Of a scenario and a side, the ratio to the plain program that is aimed at.
 GATES = {
@@ -104,11 +108,9 @@ GATES = {
     ("import", "nano"): 5.0,
     ("head", "nano"): 1.0,
     ("tabular", "nano"): 1.0,
-    **{(name, "nano first"): 1.0 for name in ("resnet18", "mlp", "transformer")},
-    ("short12", "nano"): 2.0,
-    ("short24", "nano"): 2.0,
+    **{(name, "nano first"): 1.0 for name in IN_MEMORY},
+    **{(name, "nano"): 2.0 for name in SHORT},
 }
-STEPS = {"resnet18": 48, "mlp": 300, "transformer": 48, "short12": 12, "short24": 24}
 # Of a scenario, how many times as many images, rows or texts as --images.
 SHARES = {"scratch": 1, "import": 8, "head": 8, "tabular": 200}
 CALIBRATION_ROWS = 32
@@ -427,7 +429,7 @@ def memory_side(case, name):
 
     net, x = memory_program(case["scenario"])
     y = torch.arange(len(x)) % 10
-    steps = STEPS[case["scenario"]]
+    steps = IN_MEMORY[case["scenario"]]
     loader = torch.utils.data.DataLoader([(x, y)] * steps, batch_size=None)
     if not name.startswith("hand"):
         model = trained_by_adam({"all": net}, lambda parts, x: parts["all"](x))
@@ -457,8 +459,8 @@ BUILDERS = {
     "import": import_side,
     "head": head_side,
     "tabular": tabular_side,
-    **dict.fromkeys(("resnet18", "mlp", "transformer"), memory_side),
-    **dict.fromkeys(("short12", "short24"), import_side),
+    **dict.fromkeys(IN_MEMORY, memory_side),
+    **dict.fromkeys(SHORT, import_side),
 }
 
 
