@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import grpc
 import numpy as np
-import psutil
 import pytest
+from open_connections import wait_until_disconnected
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.serving import Client, HttpAnswer, ModelRepository, ModelServer, ServerError
@@ -219,13 +219,7 @@ def test_a_client_of_grpc_that_reads_nothing_is_cut(monkeypatch):
             line.settimeout(30)
             threading.Thread(target=forward, args=(client, line), daemon=True).start()
             client.sendall(line.recv(4096))  # the settings, without which nothing is sent
-            end = time.monotonic() + 30
-            while any(
-                each.laddr.port == port.port and each.status == psutil.CONN_ESTABLISHED
-                for each in psutil.Process().net_connections("tcp")
-            ):
-                assert time.monotonic() < end
-                time.sleep(0.1)
+            wait_until_disconnected(port.port)
         asked.cancel()
         channel.close()
     port.stop(0)
@@ -378,18 +372,6 @@ def quick_http(monkeypatch):
         monkeypatch.setattr(http_thread, name, 0.2)
 
 
-def wait_until_alone(server):
-    """Wait until a server has no connections."""
-    end = time.monotonic() + 30
-    while any(
-        each.laddr.port == server.http_port and each.status == psutil.CONN_ESTABLISHED
-        for each in psutil.Process().net_connections("tcp")
-        if each.raddr
-    ):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     "sent",
     [
@@ -411,7 +393,7 @@ def test_connections_on_which_nothing_goes_on_are_ended(repository_of, quick_htt
     ):
         line.sendall(sent)
         time.sleep(0.1)
-        wait_until_alone(server)
+        wait_until_disconnected(server.http_port)
 
 
 # Tokens -----------------------------------------------------------------------------------------

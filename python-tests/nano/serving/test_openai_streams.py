@@ -9,9 +9,9 @@ import time
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPSConnection
 
-import psutil
 import pytest
 from damaged_bytes import damaged
+from open_connections import wait_until_disconnected
 from text_models import tiny_decoder, tiny_encoder
 
 from bigdl.nano.serving import ModelRepository, ModelServer, ServingLimits
@@ -61,15 +61,6 @@ def words(lines):
     return "".join(each["delta"].get("content", "") for each in choices)
 
 
-def connections(server):
-    """Return the number of connections of a server."""
-    return sum(
-        each.laddr.port == server.http_port and each.status == psutil.CONN_ESTABLISHED
-        for each in psutil.Process().net_connections("tcp")
-        if each.raddr
-    )
-
-
 def test_streams_over_tls_need_the_token(models, certificate):
     context = ssl.create_default_context(cafile=str(certificate[0]))
     with served(models, tls=certificate, token="secret") as server:
@@ -114,10 +105,7 @@ def test_a_client_that_reads_nothing_is_cut_off(models, monkeypatch):
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
         line.sendall(f"{head}\r\n\r\n".encode() + body)
         assert line.recv(12) == b"HTTP/1.1 200"
-        end = time.monotonic() + 120
-        while connections(server):
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        wait_until_disconnected(server.http_port, 120)
         line.close()
         connection = HTTPConnection("127.0.0.1", server.http_port, timeout=200)
         words(post(connection, CHAT).read().splitlines())  # others are answered
