@@ -199,13 +199,13 @@ torch.testing.assert_close(fast(1000 * x), model(1000 * x))
 
 
 @pytest.mark.slow_cases("class attribute", "patched method")
-@pytest.mark.parametrize("kind", PROGRAMS)
-def test_a_changed_program_is_converted_again(tmp_path, kind):
+@pytest.mark.parametrize("changed", PROGRAMS)
+def test_a_changed_program_is_converted_again(tmp_path, changed):
     program = tmp_path / "program.py"
     for value in (6.0, 3.0):
         helper = f"def limited(x):\n    return x.clamp(max={value})\n"
         (tmp_path / "helper.py").write_text(helper)
-        program.write_text(BEGIN + PROGRAMS[kind].replace("VALUE", str(value)) + END)
+        program.write_text(BEGIN + PROGRAMS[changed].replace("VALUE", str(value)) + END)
         subprocess.run([sys.executable, "-B", program], check=True)
     assert len(list_entries()) == 2
 

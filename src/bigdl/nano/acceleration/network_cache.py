@@ -133,7 +133,7 @@ def store_entry(
         temporary = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=directory))
         try:
             write(temporary)
-        except Exception:  # runtimes raise errors of their own, e.g. if the disk is full
+        except Exception:  # runtimes raise other errors, e.g. if the disk is full
             return None
         sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
         if sum(sizes.values()) > most:
