@@ -59,6 +59,17 @@ class Words(nn.Module):
         return self.out(x).mean(1) * self.scale
 
 
+class Masked(Words):
+    """Words whose backward pass reads a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(13))
+
+    def forward(self, ids):
+        return super().forward(ids) * self.mask
+
+
 def words(config):
     return Words()
 
@@ -135,10 +146,11 @@ def test_losses_and_gradients_are_those_of_a_whole_model(tmp_path, name):
     assert_close(weights_of(trained), weights_of(expected), close)
 
 
-def test_a_worker_without_rows_takes_part(tmp_path):
-    data = rows(1)
-    expected, _ = train(tmp_path / "whole", 2, None, data)
-    trained, _ = train(tmp_path / "divided", 2, "full", data)
+@pytest.mark.parametrize("model", [Words, Masked])
+def test_a_worker_without_rows_takes_part(tmp_path, model):
+    data, parts = rows(1), {"model": lambda config: model()}
+    expected, _ = train(tmp_path / "whole", 2, None, data, **parts)
+    trained, _ = train(tmp_path / "divided", 2, "full", data, **parts)
     assert_close(weights_of(trained), weights_of(expected))
 
 

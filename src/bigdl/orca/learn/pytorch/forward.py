@@ -687,19 +687,13 @@ class BuiltInLossForward(PlainForward):
             return self._loss_of(self._with_labels(rows_at(batch, index, rows))[0])
 
         modes = [(module, module.training) for module in self.model.modules()]
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self.model.eval()
         try:
-            with isolated_rng(0), readable_graph():
+            with kept_buffers(self.model), isolated_rng(0), readable_graph():
                 return probe(loss_of, rows)
         finally:
             for module, mode in modes:
                 module.training = mode
-            with torch.no_grad():
-                for buffer, value in kept:
-                    # skip unchanged buffers: the graph of the loss may refer to them
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
 
     _probes = 0  # number of probes: they run the model, which costs more than running a loss
 
@@ -739,6 +733,20 @@ class BuiltInLossForward(PlainForward):
                 code="model-output",
             )
         return loss
+
+
+@contextlib.contextmanager
+def kept_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Context manager that restores the buffers of a model at the end."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                # skip unchanged buffers: the graph of the loss may refer to them
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 def _joins_workers(model: torch.nn.Module) -> bool:

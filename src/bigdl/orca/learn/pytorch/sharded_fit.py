@@ -12,7 +12,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.backends import BACKENDS
-from bigdl.orca.learn.pytorch.forward import ForwardPass
+from bigdl.orca.learn.pytorch.forward import ForwardPass, kept_buffers
 from bigdl.orca.learn.pytorch.loop import FitProgram, TorchFit, TorchRows, TorchStep
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts
 from bigdl.orca.learn.pytorch.sharding import (
@@ -21,7 +21,6 @@ from bigdl.orca.learn.pytorch.sharding import (
     check_fit,
     divide_model,
     is_divided,
-    kept_buffers,
     zero_loss,
 )
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync

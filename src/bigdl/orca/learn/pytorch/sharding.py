@@ -224,16 +224,6 @@ def zero_loss(output: object, loss: torch.Tensor | None) -> torch.Tensor:
     return sum((t.sum() * 0.0 for t in tensors), start=torch.zeros(()))
 
 
-@contextlib.contextmanager
-def kept_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """Context manager that restores the buffers of a model at the end."""
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    yield
-    with torch.no_grad():
-        for buffer, value in kept:
-            buffer.copy_(value)
-
-
 __all__ = [
     "SpareRows",
     "build_on_rank_0",
@@ -241,6 +231,5 @@ __all__ = [
     "divide_model",
     "is_divided",
     "joining",
-    "kept_buffers",
     "zero_loss",
 ]
