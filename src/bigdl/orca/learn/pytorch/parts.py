@@ -14,7 +14,7 @@ import io
 import itertools
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -57,8 +57,15 @@ def load_into(part: Loadable, data: bytes, what: str = "weights", whose: str = "
     UsageError
         If the state belongs to another object.
     """
-    try:
+    with _fitting(what, whose):
         part.load_state_dict(loads(data))
+
+
+@contextlib.contextmanager
+def _fitting(what: str, whose: str) -> Iterator[None]:
+    """Context manager that raises a UsageError if a state cannot be loaded into an object."""
+    try:
+        yield
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         text = " ".join(str(error).split())
         text = text if len(text) < 500 else f"{text[:500]}..."
@@ -118,8 +125,6 @@ class BuiltParts:
         Number of epochs or updates between two scheduler steps.
     sharding : ShardedModel or None
         State of a model whose weights are divided among the workers.
-    reader : ShardedModel or None
-        Reader of the weights, if they are in slices of a checkpoint.
     """
 
     model: Any
@@ -131,7 +136,6 @@ class BuiltParts:
     interval: str = "epoch"
     loss_weight: Any = None
     sharding: ShardedModel | None = None
-    reader: ShardedModel | None = None
 
     @functools.cached_property
     def tables(self) -> ShardedTables | None:
@@ -203,12 +207,7 @@ class BuiltParts:
         if "optimizer.pt" in files:
             keeping = contextlib.nullcontext() if self.tables is None else self.tables.loading()
             with keeping:
-                load_into(
-                    self._optimizer_loader(),
-                    files["optimizer.pt"],
-                    "optimizer's state",
-                    "optimizer",
-                )
+                self._load_optimizer(files["optimizer.pt"])
             missing = set(self.optimizer.defaults) - _OF_EVERY_OPTIMIZER
             missing -= set.intersection(*(set(group) for group in self.optimizer.param_groups))
             if missing:
@@ -231,20 +230,23 @@ class BuiltParts:
         is_partial : bool
             True if :meth:`load_slices` loads the other weights.
         """
-        self.reader = self.sharding
-        if is_partial and self.sharding is None:
-            self.reader = ShardedModel(self.model)
-        if self.reader is None:
+        if self.sharding is None and not is_partial:
             load_into(self.model, data)
-        else:
-            load_into(
-                _StateLoader(functools.partial(self.reader.load_model, is_partial=is_partial)), data
-            )
+            return
+        with _fitting("weights", "model"):
+            self._sharded_model().load_model(loads(data), is_partial=is_partial)
 
-    def _optimizer_loader(self) -> Loadable:
-        if self.reader is None:
-            return cast("Loadable", self.optimizer)
-        return _StateLoader(functools.partial(self.reader.load_optimizer, self.optimizer))
+    def _load_optimizer(self, data: bytes) -> None:
+        what, whose = "optimizer's state", "optimizer"
+        if self.sharding is None:
+            load_into(self.optimizer, data, what, whose)
+            return
+        with _fitting(what, whose):
+            self.sharding.load_optimizer(self.optimizer, loads(data))
+
+    def _sharded_model(self) -> ShardedModel:
+        """Return the state of the model as slices, also if the model is not divided."""
+        return self.sharding or ShardedModel(self.model)
 
     def slices(self) -> dict[str, np.ndarray]:
         """Return this rank's rows of divided weights and tables, by the names of their slices."""
@@ -255,7 +257,7 @@ class BuiltParts:
     def load_slices(self, slices: SavedSlices) -> None:
         """Load this rank's rows of divided weights and tables."""
         if has_sliced_weights(slices):
-            cast("ShardedModel", self.reader).load(slices, self.optimizer)
+            self._sharded_model().load(slices, self.optimizer)
         elif self.tables is not None:
             self.tables.load(slices)
 
@@ -287,16 +289,6 @@ class BuiltParts:
             self.model.lr_scheduler_step(self.scheduler, *(metric or [None]))
         else:
             self.scheduler.step(*metric)
-
-
-@dataclass(frozen=True)
-class _StateLoader:
-    """Object with the method of modules and optimizers that loads a state."""
-
-    load: Callable[[Any], None]
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self.load(state_dict)
 
 
 @dataclass
