@@ -12,7 +12,7 @@ import contextlib
 import functools
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -558,13 +558,8 @@ class ShardedModel:
         UsageError
             If the slices belong to another model, or cannot be read.
         """
-        saved = {n[len(_WEIGHTS) :] for n in slices.names if n.startswith(_WEIGHTS)}
-        if saved != set(self.weights):
-            differing = sorted(saved ^ set(self.weights))[:5]
-            raise UsageError(
-                f"The weights do not fit the model: names differ: {', '.join(differing)}",
-                code="model-mismatch",
-            )
+        _check_names(slices, self.weights)
+        states = _states_of(slices)
         trained = set() if optimizer is None else {id(p) for p in _parameters(optimizer)}
         for name, parameter in self.weights.items():
             with torch.no_grad():
@@ -572,13 +567,11 @@ class ShardedModel:
                 local_rows(parameter).copy_(rows)  # which converts the dtype
             if optimizer is None or id(parameter) not in trained:
                 continue
-            for array in slices.names:
-                key = _key_of(array, name)
-                if key is not None:
-                    value = self._read(slices, array, parameter)
-                    if value.dtype == rows.dtype:  # as in the optimizer's load_state_dict
-                        value = value.to(parameter.dtype)
-                    optimizer.state[parameter][key] = self._like(value, parameter)
+            for key, array in states.get(name, {}).items():
+                value = self._read(slices, array, parameter)
+                if value.dtype == rows.dtype:  # as in the optimizer's load_state_dict
+                    value = value.to(parameter.dtype)
+                optimizer.state[parameter][key] = self._like(value, parameter)
 
     def _read(self, slices: SavedSlices, array: str, parameter: torch.Tensor) -> torch.Tensor:
         """Read this rank's rows of an array with the shape of a parameter."""
@@ -654,12 +647,27 @@ def _tensor(pieces: Sequence[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(content)
 
 
-def _key_of(array: str, name: str) -> str | None:
-    """Return the key of the optimizer state that an array holds for a weight, or None."""
-    if not (array.startswith(_STATE) and array.endswith(f".{name}")):
-        return None
-    key = array[len(_STATE) : -len(name) - 1]
-    return key if "." not in key else None
+def _weights_of(slices: SavedSlices) -> list[str]:
+    """Return the names of the weights that are in slices."""
+    return [name[len(_WEIGHTS) :] for name in slices.names if name.startswith(_WEIGHTS)]
+
+
+def _states_of(slices: SavedSlices) -> dict[str, dict[str, str]]:
+    """Return the arrays of optimizer state by the name of the weight and the key of the state."""
+    arrays: dict[str, dict[str, str]] = {}
+    for array in slices.names:
+        if array.startswith(_STATE):
+            key, _, name = array[len(_STATE) :].partition(".")
+            arrays.setdefault(name, {})[key] = array
+    return arrays
+
+
+def _check_names(slices: SavedSlices, weights: Iterable[str], what: str = "weights") -> None:
+    if differing := sorted({*_weights_of(slices)} ^ {*weights}):
+        raise UsageError(
+            f"The {what} do not fit the model: names differ: {', '.join(differing[:5])}",
+            code="model-mismatch",
+        )
 
 
 # -- checkpoints of divided models ---------------------------------------------------------------
@@ -667,7 +675,7 @@ def _key_of(array: str, name: str) -> str | None:
 
 def has_sliced_weights(slices: SavedSlices | None) -> bool:
     """Return True if slices of a checkpoint are weights of a divided model."""
-    return slices is not None and any(name.startswith(_WEIGHTS) for name in slices.names)
+    return slices is not None and bool(_weights_of(slices))
 
 
 def check_weights(model: nn.Module, slices: SavedSlices, what: str = "weights") -> None:
@@ -681,42 +689,16 @@ def check_weights(model: nn.Module, slices: SavedSlices, what: str = "weights") 
     what : str
         Name of the weights in the error message.
     """
-    saved = {
-        name[len(_WEIGHTS) :]: (slices.rows(name), *slices.shape(name, 0)[1:])
-        for name in slices.names
-        if name.startswith(_WEIGHTS)
-    }
-    shapes = {name: tuple(p.shape) for name, p in ShardedModel(model).weights.items()}
-    if differing := sorted(set(saved) ^ set(shapes)):
-        raise UsageError(
-            f"The {what} do not fit the model: names differ: {', '.join(differing[:5])}",
-            code="model-mismatch",
-        )
-    for name, shape in saved.items():
-        if shape != shapes[name]:
+    weights = ShardedModel(model).weights
+    _check_names(slices, weights, what)
+    for name, weight in weights.items():
+        array, shape = f"{_WEIGHTS}{name}", tuple(weight.shape)
+        if (saved := (slices.rows(array), *slices.shape(array, 0)[1:])) != shape:
             raise UsageError(
-                f"The {what} do not fit the model: {name} has the shape {shape}, in the model "
-                f"{shapes[name]}",
+                f"The {what} do not fit the model: {name} has the shape {saved}, in the model "
+                f"{shape}",
                 code="model-mismatch",
             )
-
-
-def whole_tensors(slices: SavedSlices, facts: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and whole tensors of the weights in slices, one after the other.
-
-    Parameters
-    ----------
-    slices : SavedSlices
-    facts : dict
-        Facts about the weights, from :func:`facts_of`.
-    """
-    for name in facts["numbers"]:
-        yield name, _whole(slices, f"{_WEIGHTS}{name}")
-
-
-def facts_of(snapshot: Checkpoint) -> dict[str, Any]:
-    """Return facts about sliced weights: ``aliases`` and ``numbers`` by name."""
-    return cast("dict[str, Any]", json.loads(snapshot.files[FACTS]))
 
 
 def load_whole(model: nn.Module, state: dict[str, Any], slices: SavedSlices) -> None:
@@ -732,14 +714,13 @@ def merged(snapshot: Checkpoint) -> Checkpoint:
     if slices is None or not has_sliced_weights(slices):
         return snapshot
     model, optimizer = (loads(snapshot.files[name]) for name in ("model.pt", "optimizer.pt"))
-    facts = facts_of(snapshot)
-    model.update(whole_tensors(slices, facts))
-    model.update({alias: model[name] for alias, name in facts["aliases"].items()})
-    for array in slices.names:
-        for name, number in facts["numbers"].items() if array.startswith(_STATE) else ():
-            key = _key_of(array, name)
-            if key is not None and number is not None:
+    facts, states = json.loads(snapshot.files[FACTS]), _states_of(slices)
+    for name, number in facts["numbers"].items():
+        model[name] = _whole(slices, f"{_WEIGHTS}{name}")
+        if number is not None:
+            for key, array in states.get(name, {}).items():
                 optimizer["state"].setdefault(number, {})[key] = _whole(slices, array)
+    model.update({alias: model[name] for alias, name in facts["aliases"].items()})
     files = {**snapshot.files, "model.pt": dumps(model), "optimizer.pt": dumps(optimizer)}
     del files[FACTS]
     manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
