@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -75,15 +76,15 @@ def divide(
     from torch.distributed.fsdp import fully_shard
 
     receive = None if is_equal else functools.partial(_receive, group=mesh.get_group())
+    frees = mode == "full"
     for module in [*blocks_of(model), model]:
         _materialize(module, device, receive)
-        scalars = {p for p in model.parameters() if p.ndim == 0}
-        keeps: Any = False if mode == "optimizer" else None
         fully_shard(
             module,
             mesh=mesh,
-            reshard_after_forward=keeps if module is model or keeps is False else True,
-            ignored_params=scalars,
+            # None is PyTorch's default for the root of a model
+            reshard_after_forward=None if frees and module is model else frees,
+            ignored_params={p for p in module.parameters() if p.ndim == 0},
         )
         # sums over the ranks, since the losses are weighted by rows
         cast("Any", module).set_force_sum_reduction_for_comms(True)
@@ -161,21 +162,19 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     total = bytes_of(model.parameters())
     smallest = min(_SMALL_BLOCK, total // _FEW_BLOCKS)
     names = set(getattr(model, "_no_split_modules", None) or ())
-    uses: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    uses = _count_uses(model)
     blocks = []
     for candidate in _candidates(model, names, total):
-        parameters = list(candidate.parameters())
-        inner: dict[int, int] = {}
-        for module in candidate.modules():
-            for parameter in module._parameters.values():
-                inner[id(parameter)] = inner.get(id(parameter), 0) + 1
+        parameters, inner = list(candidate.parameters()), _count_uses(candidate)
         is_separate = all(uses[id(p)] == inner[id(p)] for p in parameters)
         if is_separate and parameters and bytes_of(parameters) >= smallest:
             blocks.append(candidate)
     return blocks
+
+
+def _count_uses(model: nn.Module) -> Counter[int]:
+    """Return how many names each parameter has, by its id; tied weights have several."""
+    return Counter(id(p) for module in model.modules() for p in module._parameters.values())
 
 
 def _candidates(module: nn.Module, names: set[str], total: int) -> Iterator[nn.Module]:
@@ -424,13 +423,12 @@ class ShardedModel:
         self.weights: dict[str, nn.Parameter] = {
             name: p for name, p in model.named_parameters() if p.ndim
         }
-        names = {id(p): name for name, p in self.weights.items()}
+        self._names = names = {id(p): name for name, p in self.weights.items()}
         self._aliases = {
             alias: names[id(p)]
             for alias, p in model.named_parameters(remove_duplicate=False)
             if id(p) in names and alias != names[id(p)]
         }
-        self._names = names
 
     def replicated(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Return the parameters that every rank holds, which are scalars."""
