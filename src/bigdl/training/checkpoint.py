@@ -28,7 +28,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -76,6 +76,11 @@ class Checkpoint:
         if not described or self.url is None:
             return None
         return SavedSlices(self.url, described)
+
+    def without_slices(self, files: Mapping[str, bytes]) -> Checkpoint:
+        """Return a checkpoint in which `files` replace the files of their names and all slices."""
+        manifest = {key: value for key, value in self.manifest.items() if key != "slices"}
+        return Checkpoint(manifest, {**self.files, **files})
 
     @property
     def left(self) -> SavedSlices | None:

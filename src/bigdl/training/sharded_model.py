@@ -719,10 +719,9 @@ def merged(snapshot: Checkpoint) -> Checkpoint:
             for key, array in states.get(name, {}).items():
                 optimizer["state"].setdefault(number, {})[key] = _whole(slices, array)
     model.update({alias: model[name] for alias, name in facts["aliases"].items()})
-    files = {**snapshot.files, "model.pt": dumps(model), "optimizer.pt": dumps(optimizer)}
-    del files[FACTS]
-    manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
-    return Checkpoint(manifest, files)
+    whole = snapshot.without_slices({"model.pt": dumps(model), "optimizer.pt": dumps(optimizer)})
+    del whole.files[FACTS]
+    return whole
 
 
 def _whole(slices: SavedSlices, array: str) -> torch.Tensor:

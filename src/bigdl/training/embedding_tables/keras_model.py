@@ -459,6 +459,4 @@ def whole_tables(snapshot: Checkpoint) -> Checkpoint:
                 model.setdefault("tables", {})[int(number)] = arrays
             else:
                 model["weights"][int(number)] = arrays["weight"]
-    files = {**snapshot.files, "model.pt": dumps(model), "tables.pt": dumps(states)}
-    manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
-    return Checkpoint(manifest, files)
+    return snapshot.without_slices({"model.pt": dumps(model), "tables.pt": dumps(states)})

@@ -217,9 +217,7 @@ def whole(snapshot: Checkpoint) -> Checkpoint:
         model.update(rows)
         if states:
             optimizer["state"].setdefault(number, {}).update(states)
-    files = {**snapshot.files, "model.pt": dumps(model), "optimizer.pt": dumps(optimizer)}
-    manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
-    return Checkpoint(manifest, files)
+    return snapshot.without_slices({"model.pt": dumps(model), "optimizer.pt": dumps(optimizer)})
 
 
 def whole_table(slices: SavedSlices, name: str) -> tuple[dict[str, Any], dict[str, Any]]:

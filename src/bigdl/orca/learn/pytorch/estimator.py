@@ -1213,14 +1213,12 @@ RayXShards or a ray.data.Dataset
         self._restore(snapshot, parts, f"weights in {path!r}")
 
     def _restore(self, snapshot, parts, what):
-        if has_sliced_weights(snapshot.slices):
-            with isolated_rng(0):
+        with isolated_rng(0):
+            if has_sliced_weights(snapshot.slices):
                 check_weights(parts.outline(), snapshot.slices, what)
-        else:
-            placement = None if snapshot.slices is None else NO_ROWS
-            with isolated_rng(0):
-                model = parts.build_model(placement)
-            load_into(model, snapshot.files["model.pt"], what)
+            else:
+                model = parts.build_model(None if snapshot.slices is None else NO_ROWS)
+                load_into(model, snapshot.files["model.pt"], what)
         self._parts = parts
         self._training.take(snapshot)
 
@@ -1258,7 +1256,7 @@ RayXShards or a ray.data.Dataset
         self._restore(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
 
     def _whole(self, snapshot: Checkpoint) -> Checkpoint:
-        return merged(snapshot) if has_sliced_weights(snapshot.slices) else whole(snapshot)
+        return whole(merged(snapshot))
 
     @property
     def _trained_parts(self) -> ModelParts:
