@@ -27,7 +27,7 @@ from bigdl.common.platform.memory import allocatable_memory
 from bigdl.runtime.collectives.base import as_peer_lost
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.slices import SavedSlices
-from bigdl.training.state import dumps, loads
+from bigdl.training.state import dumps, loads, parameters_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -448,7 +448,7 @@ class ShardedModel:
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state dict of an optimizer without the values of divided weights."""
         state = optimizer.state_dict()
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         state["state"] = {
             number: {
                 key: value
@@ -461,7 +461,7 @@ class ShardedModel:
 
     def facts(self, optimizer: torch.optim.Optimizer) -> bytes:
         """Return the content of the file :data:`FACTS`."""
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         numbers = {self._names.get(id(p)): number for number, p in enumerate(parameters)}
         facts = {
             "numbers": {name: numbers.get(name) for name in self.weights},
@@ -535,7 +535,7 @@ class ShardedModel:
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Load a whole state dict of an optimizer, or one of :meth:`optimizer_state`."""
-        parameters, state = _parameters(optimizer), dict(state)
+        parameters, state = parameters_of(optimizer), dict(state)
         entries = state.get("state", {})
         state["state"] = {
             number: {
@@ -558,7 +558,7 @@ class ShardedModel:
         """
         _check_names(slices, self.weights)
         states = _states_of(slices)
-        trained = set() if optimizer is None else {id(p) for p in _parameters(optimizer)}
+        trained = set() if optimizer is None else {id(p) for p in parameters_of(optimizer)}
         for name, parameter in self.weights.items():
             with torch.no_grad():
                 rows = self._read(slices, f"{_WEIGHTS}{name}", parameter)
@@ -624,10 +624,6 @@ class ShardedModel:
                 stride=parameter.stride(),
             ),
         )
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

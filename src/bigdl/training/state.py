@@ -361,6 +361,11 @@ def move(built: Any, device: torch.device) -> None:  # built: parts of the frame
                 state[key] = value.to(parameter.device)
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Return the parameters of an optimizer in the order of their numbers in its state dict."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def to_device(value: T, device: torch.device) -> T:
     """Move the tensors in nested lists, tuples and dicts to a device."""
     return value if device.type == "cpu" else _moved(value, device)

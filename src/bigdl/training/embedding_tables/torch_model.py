@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,10 +21,7 @@ from bigdl.training.embedding_tables.growing import GrowingEmbedding
 from bigdl.training.embedding_tables.placement import TablePlacement
 from bigdl.training.embedding_tables.sharded import ShardedEmbedding, ShardedTable, of_rows
 from bigdl.training.slices import SavedSlices
-from bigdl.training.state import dumps, loads
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
+from bigdl.training.state import dumps, loads, parameters_of
 
 
 def tables_of(model: torch.nn.Module) -> dict[str, ShardedTable]:
@@ -125,7 +122,7 @@ class ShardedTables:
         state: dict[str, Any] = self._optimizer.state_dict()
         if not self._tables:
             return state
-        numbers = {id(p): number for number, p in enumerate(_parameters(self._optimizer))}
+        numbers = {id(p): number for number, p in enumerate(parameters_of(self._optimizer))}
         state["tables"] = {}
         for name, table in self._tables.items():
             number = state["tables"][name] = numbers.get(id(table.weight))
@@ -150,7 +147,7 @@ class ShardedTables:
         }
         yield
         for table in self._tables.values():
-            if id(table.weight) not in {id(p) for p in _parameters(self._optimizer)}:
+            if id(table.weight) not in {id(p) for p in parameters_of(self._optimizer)}:
                 continue
             state = self._optimizer.state[table.weight]
             for key, value in of_rows(state, table.whole_rows).items():
@@ -231,10 +228,6 @@ def whole_table(slices: SavedSlices, name: str) -> tuple[dict[str, Any], dict[st
     """
     table = GrowingEmbedding if f"{name}-keys" in slices.names else ShardedEmbedding
     return table.whole(slices, name, _keys(slices, name))
-
-
-def _parameters(optimizer: Optimizer) -> list[Any]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _keys(slices: SavedSlices, name: str) -> list[str]:

@@ -78,6 +78,7 @@ from bigdl.training.state import (
     isolated_rng,
     mixed_seed,
     move,
+    parameters_of,
     precision_of,
     restore_rng,
     seed_everything,
@@ -418,7 +419,7 @@ class OptimizerStep:
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """The optimizer's current parameters that are replicated on all ranks."""
-        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(self._optimizer)
         return parameters if self._tables is None else self._tables.without(parameters)
 
     @contextlib.contextmanager

@@ -41,7 +41,13 @@ from bigdl.training.embedding_tables.growing import GrowingEmbedding
 from bigdl.training.fit import FitContext
 from bigdl.training.loss_form import DIVISOR, ROWS
 from bigdl.training.metrics import Records
-from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
+from bigdl.training.state import (
+    dumps,
+    isolated_rng,
+    parameters_of,
+    precision_of,
+    seed_everything,
+)
 
 
 class TorchParameterLayerOptimizer:
@@ -102,20 +108,15 @@ class TorchParameterLayerOptimizer:
 
     def put_state(self, state: dict[int, dict]) -> None:
         """Set the state of the given parameters; keep the state of all others."""
-        for number, parameter in enumerate(trained_parameters(self._optimizer)):
+        for number, parameter in enumerate(parameters_of(self._optimizer)):
             if number in state:
                 self._optimizer.state[parameter] = state[number]
-
-
-def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
-    """Return the parameters of an optimizer in their order in the flat weight vector."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _flat(
     built: BuiltParts, widths: Sequence[int], share: Callable[..., None] | None = None
 ) -> FlatModel:
-    parameters = trained_parameters(cast("Any", built.optimizer))
+    parameters = parameters_of(cast("Any", built.optimizer))
     return FlatModel(parameters, list(built.model.buffers()), _array, _assign, widths, share)
 
 
@@ -129,7 +130,7 @@ def _widths(built: BuiltParts) -> list[int]:
         is_plain = getattr(module, "sparse", False) is True
         if not is_plain or getattr(module, "max_norm", None) is not None:
             tables.difference_update(id(each) for each in module.parameters(recurse=False))
-    parameters = trained_parameters(cast("Any", built.optimizer))
+    parameters = parameters_of(cast("Any", built.optimizer))
     return [each.shape[1] if id(each) in tables else 0 for each in parameters]
 
 
@@ -157,7 +158,7 @@ class TorchReplica(ParameterLayerReplica):
         seed_everything(settings.seed)  # creators may use random values other than weights
         self._built = built = program.parts.build(training=True)
         load_into(built.model, weights)
-        self._parameters = trained_parameters(built.optimizer)
+        self._parameters = parameters_of(built.optimizer)
         self._is_by_row = is_by_row(type(built.optimizer))
         self._forward_pass = settings.forward_pass(built)
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
