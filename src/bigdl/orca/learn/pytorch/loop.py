@@ -435,10 +435,7 @@ class OptimizerStep:
             See :meth:`backward`. The weights of the ranks' losses sum to 1, so gradients that an
             earlier pass has all-reduced are not changed by a further pass.
         """
-        weight = (
-            float(counted > 0) if self._loss_weights.is_sum else counted / total if total else 0.0
-        )
-        parameters, queued = self.parameters, False
+        weight, parameters, queued = self._factor(counted, total), self.parameters, False
 
         def reduce():
             nonlocal queued
