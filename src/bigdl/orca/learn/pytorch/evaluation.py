@@ -40,7 +40,6 @@ from bigdl.orca.learn.pytorch.sharding import (
     SpareRows,
     build_on_rank_0,
     divide_model,
-    is_divided,
     joining,
 )
 from bigdl.runtime.collectives.base import GradientSync
@@ -52,7 +51,7 @@ from bigdl.training.fit import FitContext, TrainState
 from bigdl.training.loss_form import DIVISOR, ROWS, SUM, UNKNOWN, LossWeights, ProbeResult, agreed
 from bigdl.training.metrics import EpochSums, Timers
 from bigdl.training.position import Position, StoppingCriterion
-from bigdl.training.sharded_model import has_sliced_weights
+from bigdl.training.sharded_model import has_sliced_weights, is_divided
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import (
     RunningState,

@@ -20,13 +20,12 @@ from bigdl.orca.learn.pytorch.sharding import (
     build_on_rank_0,
     check_fit,
     divide_model,
-    is_divided,
     zero_loss,
 )
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.fit import FitContext
-from bigdl.training.sharded_model import MODES, Mode
+from bigdl.training.sharded_model import MODES, Mode, is_divided
 from bigdl.training.state import move
 
 

@@ -29,7 +29,6 @@ from bigdl.training.sharded_model import (
     check_optimizer,
     divide,
     free_memory,
-    is_divided,
     place_whole,
     release_gathered,
     state_per_weight,
@@ -52,12 +51,13 @@ def build_on_rank_0(parts: ModelParts, worker: Worker) -> BuiltParts:
     BuiltParts
         On other ranks than 0, the weights of a creator's model are on the meta device.
     """
-    return checked(parts.build(training=False, on_meta=worker.rank > 0))
+    built = parts.build(training=False, on_meta=worker.rank > 0)
+    _check_model(built.model)
+    return built
 
 
-def checked(built: BuiltParts) -> BuiltParts:
-    """Raise an error for a model that cannot be divided, else return its components."""
-    model = built.model
+def _check_model(model: torch.nn.Module) -> None:
+    """Raise an error for a model that cannot be divided."""
     reasons = {
         "a LightningModule": is_lightning(model),
         "lazy layers, whose sizes are unknown": is_lazy(model),
@@ -71,7 +71,6 @@ def checked(built: BuiltParts) -> BuiltParts:
                 code="model-unsupported",
                 argument="shard",
             )
-    return built
 
 
 def divide_model(
@@ -222,14 +221,3 @@ def zero_loss(output: object, loss: torch.Tensor | None) -> torch.Tensor:
         return loss * 0.0
     tensors = [t for t in tensors_in(output) if t.requires_grad and t.ndim]
     return sum((t.sum() * 0.0 for t in tensors), start=torch.zeros(()))
-
-
-__all__ = [
-    "SpareRows",
-    "build_on_rank_0",
-    "check_fit",
-    "divide_model",
-    "is_divided",
-    "joining",
-    "zero_loss",
-]
