@@ -118,36 +118,36 @@ def run_by_hand(arguments, **environment):
     return [float(each) for each in output.split("measured")[1].split()]
 
 
-class Measure:
-    """Callback that measures rank 0; it is created in the driver."""
+def measuring(path):
+    """Return a callback that measures rank 0 and writes the measurements to a file."""
+    from bigdl.orca.learn.pytorch.callbacks import Callback
 
-    def __new__(cls, path):
-        from bigdl.orca.learn.pytorch.callbacks import Callback
+    class Measuring(Callback):
+        def after_train_iter(self, runner):
+            if runner.rank:
+                return
+            if runner.global_step == FIRST:
+                self.started, self.cpu = time.perf_counter(), time.process_time()
+            self.now, self.cpu_now = time.perf_counter(), time.process_time()
+            self.steps, self.peak = runner.global_step - FIRST, resident("VmHWM")
 
-        class Measuring(Callback):
-            def after_train_iter(self, runner):
-                if runner.rank:
-                    return
-                if runner.global_step == FIRST:
-                    self.started, self.cpu = time.perf_counter(), time.process_time()
-                self.now, self.cpu_now = time.perf_counter(), time.process_time()
-                self.steps, self.peak = runner.global_step - FIRST, resident("VmHWM")
+        def after_train_epoch(self, runner):
+            if runner.rank == 0:
+                rate = self.steps * BATCH / (self.now - self.started)
+                cpu = (self.cpu_now - self.cpu) / self.steps
+                Path(path).write_text(f"{rate} {cpu} {self.peak}")
 
-            def after_train_epoch(self, runner):
-                if runner.rank == 0:
-                    rate, cpu = (
-                        self.steps * BATCH / (self.now - self.started),
-                        self.cpu_now - self.cpu,
-                    )
-                    Path(path).write_text(f"{rate} {cpu / self.steps} {self.peak}")
-
-        return Measuring()
+    return Measuring()
 
 
-def run_fit(arguments, shard="full", hook=None):
+def run_fit(arguments, shard="full", limit=None):
+    with tempfile.TemporaryDirectory() as folder:
+        return fit_in(folder, arguments, shard, limit)
+
+
+def fit_in(folder, arguments, shard, limit):
     from bigdl.orca.learn.pytorch import Estimator
 
-    folder = tempfile.mkdtemp()
     base, measured = f"{folder}/base", f"{folder}/measured"
     width, layers, spare = arguments.width, arguments.layers, arguments.spare
 
@@ -156,8 +156,8 @@ def run_fit(arguments, shard="full", hook=None):
 
         Path(f"{base}.{os.getpid()}").write_text(str(resident()))
         reset_peak()
-        if hook is not None:
-            hook(width, layers, arguments.workers, spare)
+        if limit is not None:
+            limit(width, layers, spare)
 
     estimator = Estimator.from_torch(
         model=lambda config: Layers(width, layers),
@@ -173,7 +173,7 @@ def run_fit(arguments, shard="full", hook=None):
     )
     try:
         estimator.fit(
-            rows(arguments.steps), batch_size=BATCH, callbacks=[Measure(measured)], max_failures=0
+            rows(arguments.steps), batch_size=BATCH, callbacks=[measuring(measured)], max_failures=0
         )
     finally:
         estimator.shutdown()
@@ -187,7 +187,7 @@ def state_bytes(width, layers):
         return 16 * sum(p.numel() for p in Layers(width, layers).parameters())
 
 
-def set_limit(width, layers, workers, spare):
+def set_limit(width, layers, spare):
     import resource
 
     data = resident("VmData")
