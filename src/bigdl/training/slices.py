@@ -78,6 +78,11 @@ class SavedSlices:
         """Return the constructor arguments as JSON-serializable values."""
         return {"url": self.url, "described": self._described}
 
+    @classmethod
+    def from_json(cls, arguments: dict[str, Any] | None) -> SavedSlices | None:
+        """Return the slices of arguments that :meth:`to_json` returned, or None without any."""
+        return cls(**arguments) if arguments else None
+
     @property
     def names(self) -> list[str]:
         """Names of the arrays."""

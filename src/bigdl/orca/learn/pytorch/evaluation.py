@@ -603,8 +603,7 @@ class TorchEvaluateProgram:
     def __call__(self, worker: Worker) -> dict:
         seed_everything(0)
         settings, config = self.settings, self.parts.config
-        described = worker.options.get("slices")
-        slices = SavedSlices(**described) if described else None
+        slices = SavedSlices.from_json(worker.options.get("slices"))
         if self.parts.shard:
             built = build_on_rank_0(self.parts, worker)
         else:

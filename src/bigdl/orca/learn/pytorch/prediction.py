@@ -115,7 +115,7 @@ class TorchSnapshot:
     ) -> TorchSnapshot:
         """Create a snapshot of an Estimator's model with the given weights."""
         parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
-        if not parts.is_instance or has_sliced_weights(_opened(slices)):
+        if not parts.is_instance or has_sliced_weights(SavedSlices.from_json(slices)):
             return cls(parts, weights, precision, slices, names)
         parts = replace(parts, model=parts.build_model(NO_ROWS if slices else None))
         load_into(parts.model, weights)
@@ -123,7 +123,7 @@ class TorchSnapshot:
 
     def load_on(self, device: torch.device) -> LoadedTorchModel:
         """Load the model on a device in this process."""
-        slices = _opened(self.slices)
+        slices = SavedSlices.from_json(self.slices)
         is_sharded = has_sliced_weights(slices)
         model = self.parts.build_model(NO_ROWS if slices and not is_sharded else None)
         if not self.parts.is_instance:  # for an instance, the driver has already warned
@@ -136,10 +136,6 @@ class TorchSnapshot:
         if slices is not None and not is_sharded:
             SavedRows(slices, inner)
         return LoadedTorchModel(model.eval().to(device), device, self.precision, names=self.names)
-
-
-def _opened(slices: dict | None) -> SavedSlices | None:
-    return SavedSlices(**slices) if slices else None
 
 
 def _warn_unused_hooks(model: torch.nn.Module) -> None:
