@@ -4,6 +4,7 @@ A process holds a SparkContext or a session of Spark Connect, so tests of Spark 
 process of their own, or in one whose only Spark is this server: see ``over_connect``.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -39,6 +40,12 @@ def _jar() -> Path | None:
     if not jars:
         pytest.skip("the server of Spark Connect 3.5 is a JAR, which is not in BIGDL_CLUSTERS")
     return jars[-1]
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):  # it has ended
+        return "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
+    return False
 
 
 class ConnectServer:
@@ -135,7 +142,7 @@ class ConnectServer:
     def executors(self) -> list[psutil.Process]:
         """The JVMs of the executors of ``local-cluster[...]``."""
         children = psutil.Process(self._process.pid).children(recursive=True)
-        return [p for p in children if "CoarseGrainedExecutorBackend" in " ".join(p.cmdline())]
+        return [process for process in children if _is_executor(process)]
 
     def kill(self) -> None:
         """Kill it, its executors and their Python."""
