@@ -315,8 +315,11 @@ class SparkJob(Job):
         return []
 
     def _independent_stage(self):
-        source = self._empty()
-        return self._mapped(source, self.spec)
+        # an RDD, since a SQL query takes several times as long to start
+        tasks = self._sc.parallelize(range(self.num_workers), self.num_workers)
+        tasks = tasks.mapPartitions(independent_task(self.spec))
+        profile = self._task_cores(self.spec.threads)
+        return tasks.withResources(profile["profile"]) if profile else tasks
 
     def _rows(self, stage):
         """Run a stage and return its rows, see :data:`ROWS`."""
@@ -374,10 +377,8 @@ class SparkJob(Job):
         return {**self._input_plan.settings, **all_tasks_settings(self._spark)}
 
     def _mapped(self, frame, spec):
-        is_barrier = not (self._is_dynamic or spec.is_independent)
+        is_barrier = not self._is_dynamic
         task = stage_task(spec, is_barrier=is_barrier)
-        if spec.is_independent:
-            return frame.mapInArrow(task, ROWS, **self._task_cores(spec.threads))
         return frame.mapInArrow(task, ROWS, barrier=is_barrier)
 
     def _task_cores(self, cores):
@@ -456,8 +457,27 @@ def stage_task(spec: TaskSpec, *, is_barrier: bool):
     return task
 
 
+def independent_task(spec: TaskSpec):
+    def task(numbers):
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        attempt = int(context.getLocalProperty(_ATTEMPT))
+        yield from task_rows(spec, context, attempt, iter(()))
+
+    return task
+
+
 def run_task(spec: TaskSpec, context: TaskContext, attempt: int, batches: Iterator) -> Iterator:
-    """Run one task of a stage; yield its rows as record batches of :data:`ROWS`.
+    """Run one task of a stage; yield its rows as record batches of :data:`ROWS`."""
+    for row in task_rows(spec, context, attempt, batches):
+        yield one_row(row, ROWS)
+
+
+def task_rows(
+    spec: TaskSpec, context: TaskContext, attempt: int, batches: Iterator
+) -> Iterable[tuple[int, str, str, bytes | None]]:
+    """Run one task of a stage and return its rows, see :data:`ROWS`.
 
     Parameters
     ----------
@@ -470,11 +490,8 @@ def run_task(spec: TaskSpec, context: TaskContext, attempt: int, batches: Iterat
     rank = context.partitionId()
     directory = task_directory(rank)
     if spec.address is None:
-        rows: Iterable = rank0.execute(spec, context, batches, directory)
-    else:
-        try:
-            rows = [(*execute(spec, attempt, batches, rank, directory), None)]
-        except Unreachable as error:
-            raise unreachable(host_name(), str(error)) from None
-    for row in rows:
-        yield one_row(row, ROWS)
+        return rank0.execute(spec, context, batches, directory)
+    try:
+        return [(*execute(spec, attempt, batches, rank, directory), None)]
+    except Unreachable as error:
+        raise unreachable(host_name(), str(error)) from None
