@@ -96,6 +96,7 @@ def await_no_program(hosts: Path, seconds: float = 30) -> float:
     return await_none(left, seconds)
 
 
+@pytest.mark.slow
 def test_a_fit_on_hosts_is_exact(hosts, tmp_path):
     there = last_line(run(tmp_path / "there", FIT, on_hosts(), python=driver(hosts)))
     assert len(there["hosts"]) == 2

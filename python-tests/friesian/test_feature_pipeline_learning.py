@@ -122,6 +122,7 @@ def test_spark_reads_what_the_executor_arrow_wrote(orca_spark, table, folder, tm
     assert found.count() == table.size()
 
 
+@pytest.mark.slow
 def test_files_can_be_transformed_by_spark_alone(table, folder, tmp_path):
     pipeline = copy_of(PIPELINE).fit_files(folder, executor="catalyst")
     assert pipeline.transform_files(folder, str(tmp_path / "out"), executor="catalyst") == 600

@@ -116,6 +116,7 @@ def test_sharded_embeddings_are_the_same_model(name):
         np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, pair), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_products_of_users_and_items_are_learned_and_files_need_no_bigdl(tmp_path):
     keras.utils.set_random_seed(2)
     model = models.deepfm(SCHEMA, ["user", "item"], ["price"], dim=8, hidden=(32,))

@@ -242,6 +242,7 @@ def test_functions_of_series(messy, rows):
     assert summed.to_list("x") == wanted
 
 
+@pytest.mark.slow
 def test_embedding_by_a_function(make):
     def encode(texts):
         return [[len(text), text.count("a"), 1.0] for text in texts]

@@ -162,6 +162,7 @@ def test_sessions_stay_together(clicks):
             assert {(session, user) for user, session in parts[1]} == whole
 
 
+@pytest.mark.slow
 def test_a_core_is_filtered_until_nothing_changes(orca_spark):
     random = np.random.default_rng(0)
     rows = pd.DataFrame(

@@ -172,6 +172,7 @@ def test_a_model_that_scales_logits_of_tied_heads_keeps_its_outputs(tmp_path):
         assert torch.equal(again(input_ids=IDS, decoder_input_ids=IDS).logits, logits)
 
 
+@pytest.mark.slow
 def test_a_folder_has_the_model_saved_last(folder, tmp_path):
     engine = AutoModelForCausalLM.from_pretrained(folder, load_in_4bit=True)
     layers = AutoModelForCausalLM.from_pretrained(

@@ -151,6 +151,7 @@ def test_a_grid_of_the_user_s_values_takes_ranges():
         trainer.search(lazy, sampler_kwargs={"search_space": {"deep": [1]}}, **options)
 
 
+@pytest.mark.slow
 def test_several_metrics_and_latency_in_other_runtimes():
     trainer = searching()
     best = trainer.search(

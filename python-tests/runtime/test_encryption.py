@@ -49,6 +49,7 @@ def test_channel_and_collectives_are_encrypted(engine):
     assert engine.run(total, num_workers=3) == [[6.0, True, True]] * 3
 
 
+@pytest.mark.slow
 def test_collectives_are_clear_where_the_driver_says_so(engine, monkeypatch):
     monkeypatch.setenv("BIGDL_CLEAR_COLLECTIVES", "1")
     assert engine.run(total, num_workers=2) == [[3.0, True, False]] * 2

@@ -229,6 +229,7 @@ def test_kept_processes_work_in_the_directory_of_the_program(tmp_path, monkeypat
     assert engine.run(lambda worker: os.getcwd()) == [str(tmp_path)] * 2
 
 
+@pytest.mark.slow
 def test_no_more_processes_wait_than_two_for_each_core_or_the_last_program_had(monkeypatch):
     monkeypatch.setattr(local, "usable_cores", lambda: [0])
     LocalEngine().shutdown()

@@ -188,6 +188,7 @@ def test_a_lost_worker_and_the_resume_are_in_the_report(tmp_path):
     assert sorted(report.journal.epochs) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_the_parameter_layer_reports_each_rank(orca_spark, tmp_path):
     est = Estimator.from_torch(
         model=Slow(batch_s=0.01), optimizer=SGD(0.1), loss=nn.MSELoss(), backend="bigdl",

@@ -302,6 +302,7 @@ def test_the_workers_of_a_fit_read_the_rows_of_a_table_loader(table, expected, t
     assert sorted_steps(rows_of_steps(tmp_path)) == sorted_steps(expected)
 
 
+@pytest.mark.slow_cases("large")
 @pytest.mark.parametrize(
     ("hosts", "options"),
     [

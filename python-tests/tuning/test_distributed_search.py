@@ -59,6 +59,7 @@ def test_one_worker_runs_the_trials_of_plain_optuna(sampler):
     assert {"PRUNED", "COMPLETE"} == {trial.state.name for trial in expected.trials}
 
 
+@pytest.mark.slow
 def test_several_workers_run_each_trial_once_with_a_database(tmp_path):
     def record(trial):
         trial.set_user_attr("pid", os.getpid())
@@ -106,6 +107,7 @@ def test_a_killed_worker_repeats_its_trial_once():
     assert found.trials[3].user_attrs["retry_of"] == 2
 
 
+@pytest.mark.slow
 def test_a_search_whose_workers_always_die_ends():
     def killed(trial):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -167,6 +169,7 @@ def test_a_timeout_and_an_interrupt_end_running_trials(interrupt):
     assert found.best_value == 1.0
 
 
+@pytest.mark.slow
 def test_objectives_use_the_interface_of_optuna():
     def many(trial):
         trial.set_constraint("c", -1.0)

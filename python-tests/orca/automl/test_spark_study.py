@@ -185,6 +185,7 @@ def test_trials_of_a_machine_share_the_data(orca_spark):
     assert not os.path.exists(files.pop())
 
 
+@pytest.mark.slow
 def test_auto_estimator_trains_the_same_models_on_spark(orca_spark, tmp_path):
     expected = fit(search(tmp_path / "local")).trials()
     est = fit(search(tmp_path / "spark", backend="spark"), concurrency=2)

@@ -269,6 +269,7 @@ def test_what_servers_drop_or_refuse_while_tasks_run(server, config, orca_spark)
         elastic_search.write_df(config, "new", orca_spark.range(3))
 
 
+@pytest.mark.slow
 def test_a_value_that_does_not_fit_names_its_field(server, config):
     server.index("odd", {"o": {"properties": {"n": {"type": "long"}}}}, [{"o": {"n": [1, 2]}}])
     with pytest.raises(Exception, match=r"The field o.n of a document has several values: add it"):

@@ -157,6 +157,7 @@ def test_a_fit_equals_that_of_the_path(folder, orca_spark):
     assert of_frame[-1]["train_loss"] == pytest.approx(of_path[-1]["train_loss"], rel=0.05)
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("filtered", [False, True])
 def test_the_bits_of_weights_do_not_depend_on_the_way(folder, orca_spark, monkeypatch, filtered):
     frame = orca_spark.read.parquet(folder)

@@ -64,6 +64,7 @@ def vectors(df):
     return df.select("id", array_to_vector("xs").alias("x"))
 
 
+@pytest.mark.slow_cases("vectors", "arrays")
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

@@ -41,6 +41,7 @@ def alone(monkeypatch):
 # -- without Spark ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_are_read_by_pandas_on_ray(alone, tmp_path):
     frames = [pd.DataFrame({"a": [i, i + 1], "b": ["x", "y"]}) for i in range(3)]
     for number, frame in enumerate(frames):

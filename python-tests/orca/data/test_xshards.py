@@ -135,6 +135,7 @@ def test_nothing_is_kept_without_eager_mode(sc):
         OrcaContext._eager_mode = True
 
 
+@pytest.mark.slow
 def test_kept_shards_are_released_when_nobody_can_use_them(sc):
     gc.collect()
     before = kept(sc)

@@ -40,6 +40,7 @@ def test_too_few_workers_are_told_in_one_sentence(by_demand):
     assert engine.run(lambda worker: worker.rank, num_workers=2) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_repeated_while_workers_wait_begins_anew(by_demand, monkeypatch):
     """As when what the second worker reads goes away with an executor, once the first waits."""
     poll, lines = DynamicWorkers.poll, []

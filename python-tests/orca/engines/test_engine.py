@@ -211,6 +211,7 @@ def test_spools_are_used_by_the_next_attempt_of_a_job(orca_spark, engine, tmp_pa
     assert (tmp_path / "computed").read_text() == "xx"
 
 
+@pytest.mark.slow
 def test_worker_lost_while_it_reads_its_input(orca_spark, engine, tmp_path):
     """The stage that reads the input can run again in the next attempt."""
 

@@ -55,6 +55,7 @@ def test_results_and_messages_come_back(orca_spark, without_driver):
     ]
 
 
+@pytest.mark.slow_cases("python-failing1", "python-failing2")
 @pytest.mark.parametrize("failing", [[0], [1], [0, 1]])
 @pytest.mark.parametrize("others", ["collective", "python"])
 def test_errors_are_reported_in_time(orca_spark, without_driver, tmp_path, failing, others):

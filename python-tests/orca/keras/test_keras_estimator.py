@@ -147,6 +147,7 @@ def ids(config):
     return keras.Model(item, outputs)
 
 
+@pytest.mark.slow
 def test_outputs_keep_their_dtypes_and_inputs_theirs():
     est = Estimator.from_keras(model_creator=ids, backend="local")
     for rows in (np.array([16777215, 2**40 + 1]), np.array([4.0, 5.0]), np.array([], int)):
@@ -310,6 +311,7 @@ def test_a_dataset_without_an_end_needs_a_number_of_batches(orca_spark):
     assert np.isfinite(est.evaluate(endless, batch_size=8, num_steps=2)["validation_loss"])
 
 
+@pytest.mark.slow
 def test_loaders_of_torch_are_taken_too(trained, frame, rows):
     est, _ = trained
 

@@ -137,6 +137,7 @@ def test_prediction_keeps_the_texts(frame, table, trained):
     np.testing.assert_allclose(both, scores, rtol=1e-6)
 
 
+@pytest.mark.slow_cases("arrays")
 @pytest.mark.parametrize("form", ["pandas", "shards of pandas", "arrays", "Dataset", "parquet"])
 def test_kinds_of_input_give_the_same_figures(frame, table, trained, form, tmp_path):
     est, _ = trained

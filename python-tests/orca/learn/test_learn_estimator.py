@@ -243,6 +243,7 @@ def test_a_main_callback_gives_arrays_in_any_form(form):
 # -- summaries ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_summaries_hold_every_step_and_validation(frame, tmp_path, forgotten):
     est = estimator(metrics=[MAE()])
     est.set_tensorboard(str(tmp_path), "app")

@@ -442,6 +442,7 @@ def test_double_precision(frame):
     assert len(predictions(frame, est)) == ROWS
 
 
+@pytest.mark.slow
 def test_the_precision_is_that_of_the_estimator(frame):
     exact, rounded = (
         torch.tensor(np.stack([p.toArray() for p in predictions(frame, est)]))

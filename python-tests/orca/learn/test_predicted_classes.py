@@ -52,6 +52,7 @@ def test_classes_are_integers_and_probabilities_floats(model, loss, classes, pro
     np.testing.assert_allclose(predicted, probabilities, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_frames_shards_and_sql_have_the_same_classes(orca_spark):
     from bigdl.orca.data import XShards
 

@@ -63,6 +63,7 @@ def test_losses_of_any_form_give_the_same_bits(rows, loss, fit):
     assert one == four
 
 
+@pytest.mark.slow
 def test_five_rows_on_four_workers_give_the_same_bits(rows):
     few = tuple(each[:5] for each in rows)
     fit = {"batch_size": 3, "virtual_shards": 8}

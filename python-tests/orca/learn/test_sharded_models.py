@@ -454,6 +454,7 @@ def test_the_free_memory_of_a_gpu_is_that_of_the_gpu(monkeypatch):
     assert free_memory(torch.device("cpu"), 2) > 1 << 20
 
 
+@pytest.mark.slow
 def test_a_model_with_a_built_in_loss_in_the_mode_that_keeps_gathered_weights(tmp_path):
     class WithLoss(Words):
         def forward(self, ids, labels=None):

@@ -80,6 +80,7 @@ def test_a_function_gives_what_predict_gives(orca_spark, table, model, columns, 
     assert values(scored) == values(predicted)
 
 
+@pytest.mark.slow
 def test_several_outputs_without_names_are_arrays_and_names_make_a_struct(orca_spark, table):
     estimator = Estimator.from_torch(model=Pair())
     together = estimator.as_udf("f", sample=table)
@@ -119,6 +120,7 @@ def test_an_accelerated_function_agrees_with_the_model(orca_spark, table):
     assert scored == values(predicted.select("id", "prediction"))
 
 
+@pytest.mark.slow
 def test_each_python_worker_loads_the_model_once(orca_spark, table, tmp_path):
     folder = str(tmp_path)
 
@@ -137,6 +139,7 @@ def test_each_python_worker_loads_the_model_once(orca_spark, table, tmp_path):
     assert set(loads) == {1}
 
 
+@pytest.mark.slow
 def test_functions_of_pandas_give_the_same(orca_spark, table, monkeypatch):
     from pyspark.sql import functions
 

@@ -77,6 +77,7 @@ def test_each_row_is_trained_once_through_failures(arrived, tmp_path, where):
     assert (newest.number, newest.rows, newest.metrics) == (1, 5, {"count": 10.0})
 
 
+@pytest.mark.slow
 def test_a_restarted_stream_trains_as_an_uninterrupted_one(orca_spark, tmp_path):
     torch.manual_seed(0)
     rows = pd.DataFrame(torch.rand(64, 3).numpy(), columns=["a", "b", "y"])

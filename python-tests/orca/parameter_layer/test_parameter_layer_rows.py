@@ -275,11 +275,13 @@ def test_four_workers_are_one(orca_spark, name):
     assert largest_difference(weights(one), weights(four)) < 1e-5
 
 
+@pytest.mark.slow
 def test_both_transports_give_the_same_bits(orca_spark):
     by_shuffle, by_barrier = rated("RowwiseAdagrad"), rated("RowwiseAdagrad", transport="barrier")
     assert largest_difference(weights(by_shuffle), weights(by_barrier)) == 0
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_with_other_workers_and_another_backend(orca_spark, tmp_path):
     whole = rated("RowwiseAdagrad", epochs=4, batch=ROWS)
     rated("RowwiseAdagrad", batch=ROWS, options={"model_dir": str(tmp_path)})
@@ -370,6 +372,7 @@ def test_what_changes_other_rows_is_refused(orca_spark, kind, said):
         estimator.fit(data(), 1, batch_size=16)
 
 
+@pytest.mark.slow
 def test_where_no_rows_travel_alone_a_model_writes_what_it_likes(orca_spark):
     estimator = Estimator.from_torch(
         model=lambda config: Normalizing(),

@@ -158,6 +158,7 @@ def test_a_killed_worker_is_recovered_by_lineage(orca_spark, tmp_path):
     assert np.array_equal(weights, expected(2, 20)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_group_whose_worker_was_killed_is_run_again(orca_spark, tmp_path):
     program = functools.partial(KilledOnce, folder=str(tmp_path), step=7)
