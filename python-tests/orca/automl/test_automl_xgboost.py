@@ -13,12 +13,15 @@ sklearn_metrics = pytest.importorskip("sklearn.metrics")
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
 
 from bigdl.orca.automl.auto_estimator import AutoEstimator  # noqa: E402
+from bigdl.orca.automl.model.data import TrialRows  # noqa: E402
+from bigdl.orca.automl.trial import SearchGoal, TrialJob  # noqa: E402
 from bigdl.orca.automl.xgboost import (  # noqa: E402
     AutoXGBClassifier,
     AutoXGBRegressor,
     XGBoostModelBuilder,
 )
 from bigdl.orca.data import SparkXShards  # noqa: E402
+from bigdl.runtime.worker import Worker  # noqa: E402
 
 SPACE = {"max_depth": hp.grid_search([1, 3])}
 
@@ -340,3 +343,34 @@ def test_categories_that_do_not_fit_are_refused(tmp_path):
     ]:
         with pytest.raises(UsageError, match=message):
             fit(AutoXGBRegressor, tmp_path, data, validation, **CATEGORY_OPTIONS)
+
+
+@pytest.mark.parametrize("of", [0, 2, 3], ids=["numbers", "two classes", "three classes"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_rows_that_do_not_fit_in_memory_grow_the_same_trees(monkeypatch, of, epochs):
+    def rows(count, seed):
+        x, y = classes(count, of, seed) if of else numbers(count, seed)
+        x[::7, 0] = np.nan
+        return TrialRows({"a": x[:, 0], "rest": x[:, 1:].astype("float32")}, {"y": y})
+
+    options = {"n_estimators": 30, "early_stopping_rounds": 3, "learning_rate": 0.3}
+    if epochs > 1:  # a new part continues other random numbers
+        options.update(subsample=1, colsample_bytree=1)
+    model_type = "classifier" if of else "regressor"
+    metrics = ["logloss", "accuracy"] if of else ["rmse", "r2"]
+    builder = XGBoostModelBuilder(model_type, 1, options)
+    goal = SearchGoal.of(metrics, [None, "max"], known=builder.knows)
+    job = TrialJob(builder, rows(300, 0), rows(100, 1), goal, epochs)
+    models, scores, weights = [], [], []
+    for memory in (1 << 40, 1):
+        monkeypatch.setattr("bigdl.orca.learn.trees.matrix.available_memory", lambda m=memory: m)
+        worker = Worker(0, 1)
+        model = builder.build({}, job, worker)
+        scores.append(np.array([model.epoch() for _ in range(epochs)]))
+        weights.append(model.weights())
+        models.append(builder.load({}, weights[-1]))
+        worker.clean_up()
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-6)
+    assert weights[0] == weights[1]
+    x, _ = numbers(50, 2)
+    np.testing.assert_array_equal(models[0].predict(x), models[1].predict(x))

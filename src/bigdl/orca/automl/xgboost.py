@@ -10,16 +10,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.checks import check_positive
+from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError, hide_frames, require
-from bigdl.common.private_folders import private_root
+from bigdl.common.private_folders import private_root, scratch_folder
 from bigdl.orca.automl.auto_estimator import AutoEstimator
-from bigdl.orca.automl.model.data import TrialRows, is_category
+from bigdl.orca.automl.model.data import ArrayShard, TrialRows, is_category
 from bigdl.orca.automl.pytorch_utils import LR_NAME
 from bigdl.orca.automl.trial import Builder, TrialJob, TrialModel, compute_metrics
+from bigdl.orca.learn.trees.matrix import (
+    ShardMatrix,
+    TreeColumns,
+    exact_matrix,
+    feature_widths,
+    is_external,
+    quantile_matrix,
+)
 from bigdl.runtime.shards.values import is_frame
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xgboost
+
+    from bigdl.runtime.worker import Worker
 
 __all__ = ["AutoXGBClassifier", "AutoXGBRegressor", "XGBoostModelBuilder"]
 
@@ -77,6 +89,8 @@ class XGBoostModelBuilder(Builder):
     def build(self, config, job, worker):
         device = {"device": "cuda"} if job.gpus else {}
         parameters = {**self.parameters, **device, **_parameters_of(config)}
+        if _is_large(job, parameters):
+            return _LargeXGBoostModel(self, parameters, config, job, worker)
         return _XGBoostModel(self, parameters, config, job)
 
     def load(self, config, weights):
@@ -132,10 +146,10 @@ class _XGBoostModel(TrialModel):
         job: TrialJob,
     ):
         self._builder, self._parameters, self._job = builder, parameters, job
-        self._train = _matrix(job.train, config)
-        self._validation = None
+        self._train = self._rows(job.train, config)
+        self._validation: tuple[Any, np.ndarray] | None = None
         if job.validation is not None:
-            x, y = _matrix(job.validation, config)
+            x, y = self._rows(job.validation, config)
             self._validation = _with_categories_of(self._train[0], x), y
         if _categories(self._train[0]):
             parameters.setdefault("enable_categorical", True)
@@ -152,6 +166,9 @@ class _XGBoostModel(TrialModel):
         self._epoch = 0
         self.model: Any = None
 
+    def _rows(self, data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
+        return _matrix(data, config)
+
     def epoch(self):
         trees = self._parts[self._epoch]
         self._epoch += 1
@@ -163,13 +180,13 @@ class _XGBoostModel(TrialModel):
         results = {name: self._native(name, x, y) for name in native}
         others = [metric for metric in metrics if metric.name not in native]
         if others:
-            values = compute_metrics([y], [np.asarray(self.model.predict(x))], others)
+            values = compute_metrics([y], [self._predicted(x)], others)
             results.update(zip((m.name for m in others), values, strict=True))
         return [results[metric.name] for metric in metrics]
 
     def _grow(self, trees: int, native: list[str]) -> None:
         """Grow more trees, with early stopping on the validation data."""
-        x, y = self._train
+        _, y = self._train
         parameters, fit_options = dict(self._parameters), {}
         if self._stops_early:
             fit_options = {"eval_set": [self._validation]}
@@ -178,8 +195,14 @@ class _XGBoostModel(TrialModel):
                 parameters["eval_metric"] = _name_for(native[0], classes)
         grown = self._builder.estimator({**parameters, "n_estimators": trees})
         before = None if self.model is None else self.model.get_booster()
-        grown.fit(x, y, xgb_model=before, verbose=False, **fit_options)
+        self._fit(grown, before, fit_options)
         self.model = grown
+
+    def _fit(
+        self, estimator: Any, before: xgboost.Booster | None, fit_options: dict[str, Any]
+    ) -> None:
+        x, y = self._train
+        estimator.fit(x, y, xgb_model=before, verbose=False, **fit_options)
 
     def _has_stopped(self) -> bool:
         if not self._stops_early or self.model is None:
@@ -205,16 +228,141 @@ class _XGBoostModel(TrialModel):
             self.model.load_model(bytearray(weights))
 
     def _native(self, name: str, x, y) -> float:
-        import xgboost
-
         name = _name_for(name, self.model.n_classes_ if self._builder.is_classifier else 0)
         booster = self.model.get_booster()
         if self._stops_early:
             booster = booster[: booster.best_iteration + 1]
         booster.set_param({"eval_metric": name})
         # earlier eval_metric settings come first
-        matrix = xgboost.DMatrix(x, y, enable_categorical=True)
-        return float(booster.eval(matrix, name="v").rpartition(":")[2])
+        return float(booster.eval(self._exact(x, y), name="v").rpartition(":")[2])
+
+    def _exact(self, x: Any, y: np.ndarray) -> xgboost.DMatrix:
+        """Return a matrix of exact values."""
+        import xgboost
+
+        return xgboost.DMatrix(x, y, enable_categorical=True)
+
+    def _predicted(self, x: Any) -> np.ndarray:
+        return np.asarray(self.model.predict(x))
+
+
+class _LargeXGBoostModel(_XGBoostModel):
+    """XGBoost model of rows in files, whose matrices do not fit in memory.
+
+    XGBoost reads the rows in batches, as in :class:`~bigdl.orca.learn.trees.XGBEstimator`, and
+    grows the same trees as in memory.
+
+    Parameters
+    ----------
+    builder, parameters, config, job
+        See the base class.
+    worker : Worker
+        Worker of the trial, which removes the files at its end.
+    """
+
+    def __init__(
+        self,
+        builder: XGBoostModelBuilder,
+        parameters: dict[str, Any],
+        config: dict[str, Any],
+        job: TrialJob,
+        worker: Worker,
+    ):
+        self._folder = scratch_folder("matrix")
+        worker.at_exit(self._close)
+        self._matrices: dict[str, xgboost.DMatrix] = {}
+        super().__init__(builder, parameters, config, job)
+
+    def _rows(self, data: Any, config: dict[str, Any]) -> tuple[ShardMatrix, np.ndarray]:
+        rows = _shard_matrix(data)
+        (targets,) = data.targets.values()
+        return rows, targets[:, 0] if targets.shape[1:] == (1,) else targets
+
+    def _binned(self, name: str, rows: ShardMatrix) -> xgboost.DMatrix:
+        """Return XGBoost's binned matrix of the rows, which is built once."""
+        if name not in self._matrices:
+            threads = int(self._parameters.get("n_jobs", 0))
+            missing = float(self._parameters.get("missing", np.nan))
+            self._matrices[name] = quantile_matrix(
+                rows,
+                self._subfolder(),
+                self._parameters,
+                missing,
+                threads,
+                self._matrices.get("train"),
+            )
+        return self._matrices[name]
+
+    def _close(self) -> None:
+        self._matrices.clear()  # before their files are removed
+        self._folder.cleanup()
+
+    def _subfolder(self) -> str:
+        return tempfile.mkdtemp(dir=self._folder.name)
+
+    def _fit(
+        self, estimator: Any, before: xgboost.Booster | None, fit_options: dict[str, Any]
+    ) -> None:
+        import xgboost
+
+        rows, y = self._train
+        parameters = estimator.get_xgb_params()
+        classes = len(np.unique(y)) if self._builder.is_classifier else 0
+        if classes > 2:
+            parameters.update(objective="multi:softprob", num_class=classes)
+        train = self._binned("train", rows)
+        evals = []
+        if fit_options:
+            assert self._validation is not None
+            evals = [(self._binned("validation", self._validation[0]), "validation_0")]
+        booster = xgboost.train(
+            parameters,
+            train,
+            estimator.n_estimators,
+            evals=evals,
+            early_stopping_rounds=estimator.early_stopping_rounds if evals else None,
+            verbose_eval=False,
+            xgb_model=before,
+        )
+        booster.feature_names = booster.feature_types = None  # as for arrays
+        estimator.load_model(bytearray(booster.save_raw("ubj")))
+
+    def _exact(self, x: Any, y: np.ndarray) -> xgboost.DMatrix:
+        if "exact" not in self._matrices:
+            missing = float(self._parameters.get("missing", np.nan))
+            threads = int(self._parameters.get("n_jobs", 0))
+            matrix = exact_matrix(x, self._subfolder(), missing, threads)
+            matrix.feature_names = matrix.feature_types = None
+            self._matrices["exact"] = matrix
+        return self._matrices["exact"]
+
+    def _predicted(self, x: Any) -> np.ndarray:
+        batches = list(x.batches())
+        buffer = np.empty((max(high - low for low, high in batches), x.width), np.float32)
+        parts = [self.model.predict(x.batch(*each, buffer)["data"]) for each in batches]
+        return np.concatenate(parts)
+
+
+def _is_large(job: TrialJob, parameters: Mapping[str, Any]) -> bool:
+    """Return True if the binned rows of a search should be in a file."""
+    data = [each for each in (job.train, job.validation) if each is not None]
+    if not all(isinstance(each, TrialRows) and not each.categories for each in data):
+        return False
+    if any(len(each.targets) > 1 or callable(parameters.get("objective")) for each in data):
+        return False
+    if callable(parameters.get("eval_metric")) or job.gpus or parameters["tree_method"] != "hist":
+        return False
+    if parameters.get("booster", "gbtree") not in ("gbtree", "dart"):
+        return False
+    trials_here = max(1, core_count() // max(1, int(parameters.get("n_jobs") or 1)))
+    return is_external([_shard_matrix(each) for each in data], trials_here)
+
+
+def _shard_matrix(rows: TrialRows) -> ShardMatrix:
+    """Return the rows of a search as a matrix that is read in batches."""
+    shard = ArrayShard(rows)
+    columns = TreeColumns(tuple(rows.features), tuple(rows.targets))
+    return ShardMatrix(shard, columns, {}, feature_widths(shard, columns))
 
 
 def _name_for(metric: str, classes: int) -> str:
@@ -365,6 +513,8 @@ class AutoXGBClassifier(_AutoXGBoost):
     ``early_stopping_rounds`` the validation data is the ``eval_set``, monitored with
     ``eval_metric`` or else the first XGBoost metric. Data may also be a function of the
     configuration that returns ``(x, y)`` or a DataLoader.
+    If binned rows do not fit in a fourth of the available memory, they are in a file, as in
+    :class:`~bigdl.orca.learn.trees.XGBEstimator`, and the trees are the same.
 
     Parameters
     ----------

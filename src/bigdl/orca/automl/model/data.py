@@ -57,7 +57,7 @@ class TrialRows:
         return len(next(iter(self.features.values())))
 
 
-class _ArrayShard(Shard):
+class ArrayShard(Shard):
     """Rows in memory with the interface of a shard that is stored on disk."""
 
     def __init__(self, rows: TrialRows):
@@ -170,7 +170,7 @@ def part_of(data: TrialRows | DataLoader, worker: Worker) -> RowsPart | LoaderPa
     An iterable-style loader is first read to its end.
     """
     if isinstance(data, TrialRows):
-        return RowsPart(worker, _ArrayShard(data), list(data.features), list(data.targets))
+        return RowsPart(worker, ArrayShard(data), list(data.features), list(data.targets))
     from torch.utils.data import IterableDataset
 
     if not isinstance(data.dataset, IterableDataset):
