@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from bigdl.runtime.worker import Worker
 
+    Features = np.ndarray | pd.DataFrame | ShardMatrix
+
 __all__ = ["AutoXGBClassifier", "AutoXGBRegressor", "XGBoostModelBuilder"]
 
 _DEFAULTS = {
@@ -166,7 +168,7 @@ class _XGBoostModel(TrialModel):
         self._epoch = 0
         self.model: Any = None
 
-    def _rows(self, data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
+    def _rows(self, data: object, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
         return _matrix(data, config)
 
     def epoch(self):
@@ -199,7 +201,10 @@ class _XGBoostModel(TrialModel):
         self.model = grown
 
     def _fit(
-        self, estimator: Any, before: xgboost.Booster | None, fit_options: dict[str, Any]
+        self,
+        estimator: xgboost.XGBModel,
+        before: xgboost.Booster | None,
+        fit_options: dict[str, Any],
     ) -> None:
         x, y = self._train
         estimator.fit(x, y, xgb_model=before, verbose=False, **fit_options)
@@ -236,13 +241,13 @@ class _XGBoostModel(TrialModel):
         # earlier eval_metric settings come first
         return float(booster.eval(self._exact(x, y), name="v").rpartition(":")[2])
 
-    def _exact(self, x: Any, y: np.ndarray) -> xgboost.DMatrix:
+    def _exact(self, x: Features, y: np.ndarray) -> xgboost.DMatrix:
         """Return a matrix of exact values."""
         import xgboost
 
         return xgboost.DMatrix(x, y, enable_categorical=True)
 
-    def _predicted(self, x: Any) -> np.ndarray:
+    def _predicted(self, x: Features) -> np.ndarray:
         return np.asarray(self.model.predict(x))
 
 
@@ -273,7 +278,8 @@ class _LargeXGBoostModel(_XGBoostModel):
         self._matrices: dict[str, xgboost.DMatrix] = {}
         super().__init__(builder, parameters, config, job)
 
-    def _rows(self, data: Any, config: dict[str, Any]) -> tuple[ShardMatrix, np.ndarray]:
+    def _rows(self, data: object, config: dict[str, Any]) -> tuple[ShardMatrix, np.ndarray]:
+        assert isinstance(data, TrialRows)
         rows = _shard_matrix(data)
         (targets,) = data.targets.values()
         return rows, targets[:, 0] if targets.shape[1:] == (1,) else targets
@@ -301,7 +307,10 @@ class _LargeXGBoostModel(_XGBoostModel):
         return tempfile.mkdtemp(dir=self._folder.name)
 
     def _fit(
-        self, estimator: Any, before: xgboost.Booster | None, fit_options: dict[str, Any]
+        self,
+        estimator: xgboost.XGBModel,
+        before: xgboost.Booster | None,
+        fit_options: dict[str, Any],
     ) -> None:
         import xgboost
 
@@ -327,7 +336,8 @@ class _LargeXGBoostModel(_XGBoostModel):
         booster.feature_names = booster.feature_types = None  # as for arrays
         estimator.load_model(bytearray(booster.save_raw("ubj")))
 
-    def _exact(self, x: Any, y: np.ndarray) -> xgboost.DMatrix:
+    def _exact(self, x: Features, y: np.ndarray) -> xgboost.DMatrix:
+        assert isinstance(x, ShardMatrix)
         if "exact" not in self._matrices:
             missing = float(self._parameters.get("missing", np.nan))
             threads = int(self._parameters.get("n_jobs", 0))
@@ -336,7 +346,8 @@ class _LargeXGBoostModel(_XGBoostModel):
             self._matrices["exact"] = matrix
         return self._matrices["exact"]
 
-    def _predicted(self, x: Any) -> np.ndarray:
+    def _predicted(self, x: Features) -> np.ndarray:
+        assert isinstance(x, ShardMatrix)
         batches = list(x.batches())
         buffer = np.empty((max(high - low for low, high in batches), x.width), np.float32)
         parts = [self.model.predict(x.batch(*each, buffer)["data"]) for each in batches]
