@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from bigdl.runtime.shards.shard import Shard
     from bigdl.runtime.worker import Worker
 
-BATCH_BYTES = 64 << 20
-"""Size of a batch in float32. Each batch becomes a page, and small pages are slow."""
+BATCH_BYTES = 16 << 20
+"""Size of a batch in float32. Each batch becomes a page, and very small pages are slow.
+
+Measured with 1.5 million rows of 40 features: 64 MB need 49 MB more memory, and the same CPU time.
+"""
 _BINNED_BYTES = 5
 """Upper estimate of the memory of a binned value in a matrix with missing values."""
 _MEMORY_SHARE = 4
