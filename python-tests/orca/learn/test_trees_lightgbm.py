@@ -227,6 +227,8 @@ def test_wrong_inputs_of_lightgbm_are_one_sentence():
     frame = pd.DataFrame({"a": x[:, 0], "b[0]": x[:, 1], "y": y, "z": y})
     with refused("argument-value", "binaryy"):
         local(objective="binaryy")
+    with refused("argument-value", "no metric", "aucc"):
+        local(metric=["auc", "aucc"])
     with refused("argument-unknown", "max_deptth"):
         local(max_deptth=3)
     with refused("argument-unknown", "n_estimators", "num_rounds"):

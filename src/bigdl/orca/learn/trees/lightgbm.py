@@ -9,6 +9,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, hide_frames
 from bigdl.nano.acceleration.trees import read_lightgbm
+from bigdl.orca.data.feeds import names_of
 from bigdl.orca.learn.trees.estimator import FitPlan, TreeEstimator
 from bigdl.orca.learn.trees.lightgbm_program import LGBMEvaluation, LGBMFit
 from bigdl.orca.learn.trees.matrix import TreeColumns
@@ -62,6 +63,11 @@ _OF_FEATURES = (
     *("cegb_penalty_feature_lazy", "cegb_penalty_feature_coupled"),
 )
 """Parameters that depend on the number of features, which only the data has."""
+_WITH_GROUPS = {
+    *("lambdarank", "rank_xendcg", "xendcg", "xe_ndcg", "xe_ndcg_mart", "xendcg_mart"),
+    *("ndcg", "map", "mean_average_precision"),
+}
+_NO_METRIC = ("", "none", "None", "null", "custom", "na")
 _NOT_IN_NAMES = set(',:"[]{}')
 
 
@@ -313,8 +319,7 @@ class LGBMEstimator(TreeEstimator):
 
 def _check_parameters(params: dict[str, Any]) -> None:
     """Raise a UsageError for parameters that LightGBM or its workers do not support."""
-    import lightgbm
-    from lightgbm.basic import LightGBMError, _ConfigAliases
+    from lightgbm.basic import _ConfigAliases
 
     for name, advice in _SETTINGS.items():
         if name in params:
@@ -342,15 +347,37 @@ def _check_parameters(params: dict[str, Any]) -> None:
             argument="params",
         )
     checked = {name: value for name, value in params.items() if name not in _OF_FEATURES}
-    ranks = str(params.get("objective")) in ("lambdarank", "rank_xendcg")
+    _try_parameters(checked)
+    for metric in names_of(params.get("metric")):
+        if metric not in _NO_METRIC and not _try_parameters({**checked, "metric": metric}):
+            raise UsageError(
+                f"LightGBM has no metric {metric!r}; check the spelling",
+                code="argument-value",
+                argument="metric",
+            )
+
+
+def _try_parameters(params: dict[str, Any]) -> bool:
+    """Return whether LightGBM computes metrics with parameters.
+
+    Raises
+    ------
+    UsageError
+        If LightGBM refuses them.
+    """
+    import lightgbm
+    from lightgbm.basic import LightGBMError
+
+    names = {str(params.get("objective")), str(params.get("metric")).partition("@")[0]}
     rows = lightgbm.Dataset(
         np.arange(8, dtype=np.float32)[:, None],
         np.zeros(8, np.float32),
-        group=[8] if ranks else None,
+        group=[8] if names & _WITH_GROUPS else None,
         params={"verbosity": -1},
     )
     try:
-        lightgbm.Booster({**checked, "verbosity": -1, "num_threads": 1}, rows)
+        booster = lightgbm.Booster({**params, "verbosity": -1, "num_threads": 1}, rows)
+        return bool(booster.eval_train())
     except (LightGBMError, TypeError, ValueError) as error:
         raise UsageError(
             f"LightGBM refuses the parameters: {error}", code="argument-value", argument="params"
