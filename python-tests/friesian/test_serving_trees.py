@@ -92,3 +92,20 @@ def test_a_served_model_takes_texts_of_categories_and_arrays(tmp_path):
     with ServedModel(plain.save(str(tmp_path / "plain.ubj"))) as model:
         assert str(model.signature.inputs[0]) == "x: FP32[-1, 3]"
         np.testing.assert_array_equal(model.predict({"x": x}), plain.predict(x))
+
+
+@pytest.mark.parametrize("library", list(PARAMS))
+def test_served_trees_know_the_value_of_missing_features(tmp_path, library):
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    estimator_class, _, suffix = PARAMS[library]
+    x = np.random.default_rng(0).random((300, 2), dtype="float32")
+    x[::3, 0] = -1
+    y = np.where(x[:, 0] == -1, 5, x[:, 0]).astype("float32")
+    estimator = estimator_class(num_rounds=5, missing=-1, backend="local")
+    estimator.fit((x, y))
+    path = estimator.save(str(tmp_path / f"model.{suffix}"))
+    with ServedModel(path) as served:
+        np.testing.assert_allclose(served.call([x])[0], estimator.predict(x), rtol=1e-6)
+    loaded = estimator_class(backend="local")
+    loaded.load(path)
+    np.testing.assert_array_equal(loaded.predict(x), estimator.predict(x))

@@ -245,3 +245,46 @@ def test_wrong_inputs_of_lightgbm_are_one_sentence():
         local().fit((x, y + 5))
     with refused("data-size", "rows on each of the 2 workers"):
         local(2).fit((x[:1], y[:1]))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        *({"objective": name} for name in ("poisson", "gamma", "tweedie", "xendcg", "mape")),
+        {"objective": "regression", "metric": ["gamma_deviance", "ndcg"]},
+        {"application": "multiclass", "num_classes": 3, "random_state": 4},
+    ],
+    ids=lambda params: "-".join(map(str, params.values())),
+)
+def test_objectives_metrics_and_aliases_of_lightgbm_are_accepted(params):
+    LGBMEstimator(backend="local", **params)
+
+
+def test_parameters_that_would_be_ignored_are_refused():
+    for name in ("categorical_features", "first_metric_only", "early_stopping_min_delta"):
+        with refused("argument-unknown", name):
+            LGBMEstimator(backend="local", **{name: 1})
+    with refused("argument-conflict", "random_state", "seed"):
+        LGBMEstimator(backend="local", seed=1, random_state=2)
+
+
+def test_algorithms_whose_trees_cannot_be_cut_or_continued_are_refused():
+    x, y = made(100)
+    stopping = {"validation_data": (x, y), "early_stopping_rounds": 2}
+    for estimator in (local(boosting="dart"), XGBEstimator(booster="dart", backend="local")):
+        with refused("argument-conflict", "dart", "num_rounds"):
+            estimator.fit((x, y), **stopping)
+    with refused("argument-conflict", "forest"):
+        local(boosting="rf", bagging_freq=1, bagging_fraction=0.5).fit((x, y), checkpoint_rounds=2)
+
+
+def test_a_metric_that_is_nan_is_not_the_best_round():
+    x, y = made(300)
+    values = iter([0.5, 0.4, float("nan"), 0.6, 0.7, 0.8] * 2)
+
+    def metric(scores, rows):
+        return "loss", next(values), False
+
+    estimator = local(objective="regression", metric=metric)
+    estimator.fit((x, y), validation_data=(x, y), early_stopping_rounds=3)
+    assert estimator.get_model().current_iteration() in (1, 2)

@@ -24,7 +24,7 @@ logger = logging.getLogger("bigdl.nano")
 
 _RTOL, _ATOL = 1e-5, 1e-6
 """Largest difference of results that are equal but for rounding."""
-_LEAST_GAIN = 1.1
+LEAST_GAIN = 1.1
 """XGBoost is kept unless ONNX Runtime is faster by this factor."""
 _REPEATS = 7
 _TRIAL_ROWS = 256
@@ -250,7 +250,7 @@ def fastest_trees(trees: Trees, rows: int, missing: float = np.nan) -> Trees:
             taken.append(time.perf_counter() - began)
     gain = float(np.median(seconds[0]) / np.median(seconds[1]))
     logger.debug("ONNX Runtime predicts %d rows %.2f times as fast as XGBoost", rows, gain)
-    return other if gain >= _LEAST_GAIN else trees
+    return other if gain >= LEAST_GAIN else trees
 
 
 def sample_rows(trees: XGBTrees, rows: int) -> np.ndarray:

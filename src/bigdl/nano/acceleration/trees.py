@@ -261,6 +261,12 @@ def read_trees(data: bytes, threads: int = 0) -> Trees:
     return XGBTrees(data, threads)
 
 
+def missing_of(facts: Mapping[str, Any]) -> float:
+    """Return the value of missing features in a fit, in addition to NaN."""
+    value = facts.get("missing")
+    return np.nan if value is None else float(value)
+
+
 def codes_of(texts: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     """Return the float32 codes of encoded texts, and NaN for texts without a category."""
     codes = {text.encode(): code for code, text in enumerate(categories)}

@@ -218,10 +218,8 @@ def make_runner(
             text = load_text(source, thread_num)
             method = f"{text.task}_{text.precision}"
             return ModelRunner(text.run, text.signature, "openvino", method, joins=True, text=text)
-        if is_tree and method == "auto":
-            runner = _of_trees(Path(model), thread_num, is_fastest=True)
-        else:
-            runner = _of_path(Path(model), sample, inputs, thread_num, device, trust)
+        is_fastest = method == "auto"
+        runner = _of_path(Path(model), sample, inputs, thread_num, device, trust, is_fastest)
     else:
         runner = _of_model(model, sample, method, inputs, thread_num, device, arguments)
     names = input_names or _column_names(model, runner)
@@ -247,6 +245,7 @@ def _of_path(
     thread_num: int | None,
     device: str | None,
     trust: bool,
+    is_fastest: bool,
 ) -> ModelRunner:
     if not path.exists():
         raise UsageError(f"There is no model at {str(path)!r}", code="path-missing", path=str(path))
@@ -261,7 +260,7 @@ def _of_path(
             )
         path = present[0]
     if path.is_file():
-        return _of_file(path, thread_num, device, trust)
+        return _of_file(path, thread_num, device, trust, is_fastest)
     # Copy the files, so that overwriting them does not change the running model.
     files = {each.name: io.BytesIO(each.read_bytes()) for each in path.iterdir() if each.is_file()}
     with open_saved_model(files, thread_num) as (directory, meta):
@@ -292,7 +291,9 @@ def _rewind(files: Mapping[str, io.BytesIO]) -> None:
         file.seek(0)
 
 
-def _of_file(path: Path, thread_num: int | None, device: str | None, trust: bool) -> ModelRunner:
+def _of_file(
+    path: Path, thread_num: int | None, device: str | None, trust: bool, is_fastest: bool
+) -> ModelRunner:
     if path.suffix == ".onnx":
         require("onnxruntime", "nano")
         return _of_onnx(OnnxNetwork(OnnxFile.read(path), threads=thread_num))
@@ -317,7 +318,7 @@ def _of_file(path: Path, thread_num: int | None, device: str | None, trust: bool
                 model = keras.saving.load_model(copy, compile=False, safe_mode=not trust)
                 return _of_keras(model, "KerasModel")
     if is_tree_file(path.suffix):
-        return _of_trees(path, thread_num)
+        return _of_trees(path, thread_num, is_fastest=is_fastest)
     raise UsageError(
         f"{str(path)!r} cannot be served; give a directory that InferenceOptimizer.save wrote, or "
         "a file that ends in .onnx, .xml or .keras, or in .ubj, .json or .txt for trees",

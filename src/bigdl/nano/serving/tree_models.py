@@ -7,7 +7,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.texts import as_strings
 from bigdl.nano.acceleration.tree_network import fastest_trees
-from bigdl.nano.acceleration.trees import Trees, matrix_of, read_trees
+from bigdl.nano.acceleration.trees import Trees, matrix_of, missing_of, read_trees
 from bigdl.nano.serving.signature import Signature, TensorSpec
 
 TREE_FILES = ("model.ubj", "model.json", "model.txt")
@@ -41,9 +41,10 @@ class ServedTrees:
 
     def __init__(self, data: bytes, threads: int | None = None, *, is_fastest: bool = False):
         self.trees = read_trees(data, threads or 0)
-        if is_fastest:
-            self.trees = fastest_trees(self.trees, _TRIAL_ROWS)
         facts = self.trees.read_facts()
+        self._missing = missing_of(facts)
+        if is_fastest:
+            self.trees = fastest_trees(self.trees, _TRIAL_ROWS, self._missing)
         texts = facts.get("categories") or {}
         features, widths = facts.get("features"), facts.get("widths")
         if features is None:  # arrays, or another program
@@ -75,7 +76,7 @@ class ServedTrees:
             for each, spec in zip(arrays, self.signature.inputs, strict=True)
         ]
         block = matrix_of(columns, self._categories, self.trees.width)
-        return [self.trees.predict(block)]
+        return [self.trees.predict(block, missing=self._missing)]
 
 
 def is_tree_file(suffix: str) -> bool:

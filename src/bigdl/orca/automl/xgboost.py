@@ -245,7 +245,8 @@ class _XGBoostModel(TrialModel):
         """Return a matrix of exact values."""
         import xgboost
 
-        return xgboost.DMatrix(x, y, enable_categorical=True)
+        missing = float(self._parameters.get("missing", np.nan))
+        return xgboost.DMatrix(x, y, missing=missing, enable_categorical=True)
 
     def _predicted(self, x: Features) -> np.ndarray:
         return np.asarray(self.model.predict(x))

@@ -18,7 +18,7 @@ from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.display import call_text
 from bigdl.common.errors import UsageError, hide_frames, require
 from bigdl.common.storage import read_bytes, write_bytes
-from bigdl.nano.acceleration.trees import read_trees
+from bigdl.nano.acceleration.trees import missing_of, read_trees
 from bigdl.orca.data.feeds import as_feed, input_type_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, ship_model
@@ -28,7 +28,7 @@ from bigdl.orca.learn.prediction.classes import Scores, unknown_scores
 from bigdl.orca.learn.prediction.predictor import PredictOptions
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import typed_predict
-from bigdl.orca.learn.trees.matrix import TreeColumns
+from bigdl.orca.learn.trees.matrix import TreeColumns, matrix_names
 from bigdl.orca.learn.trees.model import TreeCheckpoint, TreeModel
 from bigdl.orca.learn.trees.program import CHECKPOINT, Metric, Objective, TreeFit
 from bigdl.runtime.cluster import Cluster
@@ -116,12 +116,15 @@ class TreeEstimator(PredictingEstimator):
         Name of the library, for messages.
     metric_name : str
         Parameter with the metrics, whose value may be a function.
+    booster_name : str
+        Parameter with the algorithm, such as ``"dart"``.
     class_objectives : mapping of str to bool
         Objectives with probabilities, and whether the classes are exclusive.
     """
 
     library: ClassVar[str]
     metric_name: ClassVar[str]
+    booster_name: ClassVar[str]
     class_objectives: ClassVar[Mapping[str, bool]]
 
     def __init__(
@@ -145,7 +148,7 @@ class TreeEstimator(PredictingEstimator):
                 code="argument-type",
                 argument="params",
             )
-        self._params: dict[str, Any] = {**(params or {}), **more_params}
+        self._params = self._with_main_names({**(params or {}), **more_params})
         self._objective, self._metric = self._functions()
         self._check_parameters(self._params)
         self._num_rounds = check_positive("num_rounds", num_rounds)
@@ -159,7 +162,8 @@ class TreeEstimator(PredictingEstimator):
             )
         self._backend = BACKENDS[self._backend_name]
         self._workers_per_node = check_integer("workers_per_node", workers_per_node, 1)
-        self._missing, self._log_to_driver = float(missing), log_to_driver
+        self._missing = self._given_missing = float(missing)
+        self._log_to_driver = log_to_driver
         self._model_dir = None if model_dir is None else os.fspath(model_dir)
         self._model: bytes | None = None
         self._columns = TreeColumns(None, ())
@@ -172,6 +176,10 @@ class TreeEstimator(PredictingEstimator):
             if callable(self._params.get(name)):
                 functions[name] = self._params.pop(name)
         return functions.get("objective"), functions.get(self.metric_name)
+
+    def _with_main_names(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters with one name for each."""
+        return dict(params)
 
     @abstractmethod
     def _check_parameters(self, params: dict[str, Any]) -> None:
@@ -193,8 +201,8 @@ class TreeEstimator(PredictingEstimator):
 
     @classmethod
     @abstractmethod
-    def _objective_of(cls, data: bytes) -> str | None:
-        """Return the objective of trees; None if it is unknown."""
+    def _objective_of(cls, data: bytes) -> tuple[str | None, int]:
+        """Return the objective of trees, or None if it is unknown, and the number of classes."""
 
     def _file_content(self, path: str) -> bytes:
         """Return the content of a file with the trees, whose suffix may select the format."""
@@ -259,6 +267,13 @@ class TreeEstimator(PredictingEstimator):
                     code="argument-missing",
                     argument="validation_data",
                 )
+            if self._params.get(self.booster_name) == "dart":
+                raise UsageError(
+                    f"{self.booster_name}='dart' does not support early_stopping_rounds, since "
+                    "later rounds change the weights of earlier trees; pass num_rounds",
+                    code="argument-conflict",
+                    argument="early_stopping_rounds",
+                )
         if checkpoint_rounds is not None:
             check_positive("checkpoint_rounds", checkpoint_rounds)
         rounds = (
@@ -285,15 +300,15 @@ class TreeEstimator(PredictingEstimator):
         feeds = FeedGroup(
             {k: self._feed(v, columns, k) for k, v in inputs.items() if v is not None}
         )
-        newest: dict[str, Any] = {"history": [], "model": self._model}
+        newest: dict[str, Any] = {"history": [], "model": self._model, "is_complete": False}
         if checkpoint is not None:
-            newest = {"history": checkpoint.history, "model": checkpoint.model}
+            newest.update(history=checkpoint.history, model=checkpoint.model)
 
         def on_event(event: str, value: object) -> None:
             if isinstance(value, tuple) and value[0]["topic"] == CHECKPOINT:
-                newest.update(history=value[0]["history"], model=value[1])
+                is_complete = bool(value[0]["is_complete"])
+                newest.update(history=value[0]["history"], model=value[1], is_complete=is_complete)
                 if self._model_dir is not None:
-                    is_complete = bool(value[0]["is_complete"])
                     each = TreeCheckpoint(
                         newest["model"],
                         newest["history"],
@@ -305,20 +320,17 @@ class TreeEstimator(PredictingEstimator):
                     )
                     each.write(self._model_dir)
 
+        def grow() -> list[Any]:
+            if newest["is_complete"]:  # a worker was lost after the last message
+                return []
+            options = {"history": newest["history"], "first": first}
+            return self._attempt(engine, job, options, newest["model"], on_event)
+
         settings = self._settings(columns)
         engine = self._engine()
         policy = self._backend.failure_policy(max_failures)
         with engine.open(program, feeds) as job:
-            policy.run(
-                lambda: self._attempt(
-                    engine,
-                    job,
-                    {"history": newest["history"], "first": first},
-                    newest["model"],
-                    on_event,
-                ),
-                "growing trees from the newest checkpoint",
-            )
+            policy.run(grow, "growing trees from the newest checkpoint")
         self._model, self._columns, self._shipped = newest["model"], columns, None
         self._history = newest["history"]
         return [dict(entry) for entry in self._history]
@@ -819,10 +831,12 @@ class TreeEstimator(PredictingEstimator):
         """Create an Estimator from the bytes that :meth:`packed_model` returned."""
         trees: TreeModel = ModelBytes(data).snapshot()
         settings = dict(trees.settings)
-        objective = cls._objective_of(trees.data)
+        objective, classes = cls._objective_of(trees.data)
         params = settings.pop("params", {})
         if objective is not None:
             params = {"objective": objective, **params}
+            if objective.startswith("multi"):
+                params.setdefault("num_class", classes)
         estimator = cls(params, backend=backend, missing=trees.missing, **settings)
         estimator._use_trees(trees.data, read_trees(trees.data).read_facts())
         return estimator
@@ -836,6 +850,12 @@ class TreeEstimator(PredictingEstimator):
 
     def _facts(self) -> dict[str, Any]:
         return read_trees(self._require_model()).read_facts()
+
+    def _feature_names(self) -> list[str]:
+        """Return the names of the matrix columns; empty if the fit had no names."""
+        facts = self._facts()
+        pairs = zip(facts.get("features") or (), facts.get("widths") or (), strict=False)
+        return [each for name, width in pairs for each in matrix_names(name, width)]
 
     def save(self, model_path: str | os.PathLike) -> str:
         """Write the trees in the format of their library, which its ``Booster`` can read.
@@ -924,6 +944,8 @@ class TreeEstimator(PredictingEstimator):
     def _use_trees(self, data: bytes, facts: dict[str, Any]) -> None:
         """Replace the trees and the columns of the last fit."""
         self._model, self._shipped, self._history = data, None, []
+        given = self._given_missing
+        self._missing = missing_of(facts) if math.isnan(given) else given
         features = facts.get("features")
         self._columns = TreeColumns(
             None if features is None else tuple(features),

@@ -28,45 +28,29 @@ _ROUNDS = "pass num_rounds"
 _STOPPING = "pass early_stopping_rounds to fit"
 _COLUMNS = "pass the columns to fit"
 _SETTINGS = {
-    **dict.fromkeys(("num_threads", "num_thread", "nthread", "nthreads", "n_jobs"), _THREADS),
+    "num_threads": _THREADS,
     **dict.fromkeys(
-        ("machines", "workers", "nodes", "num_machines", "num_machine", "local_listen_port"),
-        _NETWORK,
+        ("machines", "machine_list_filename", "num_machines", "local_listen_port"), _NETWORK
     ),
-    **dict.fromkeys(("local_port", "port", "pre_partition", "is_pre_partition"), _NETWORK),
-    **dict.fromkeys(
-        ("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees", "num_round"),
-        _ROUNDS,
-    ),
-    **dict.fromkeys(
-        ("num_rounds", "nrounds", "num_boost_round", "n_estimators", "max_iter"), _ROUNDS
-    ),
-    **dict.fromkeys(
-        ("early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change"),
-        _STOPPING,
-    ),
-    **dict.fromkeys(
-        ("categorical_feature", "cat_feature", "categorical_column", "cat_column"),
-        "pass categorical_cols to fit",
-    ),
+    "pre_partition": _NETWORK,
+    "num_iterations": _ROUNDS,
+    "early_stopping_round": _STOPPING,
+    "early_stopping_min_delta": "early stopping counts each improvement",
+    "first_metric_only": "early stopping takes the last metric",
+    "categorical_feature": "pass categorical_cols to fit",
     **dict.fromkeys(
         ("label_column", "weight_column", "group_column", "ignore_column", "header"), _COLUMNS
     ),
     "missing": "pass missing= to LGBMEstimator",
 }
-_LEARNERS = ("tree_learner", "tree", "tree_type", "tree_learner_type")
+"""Parameters by LightGBM's main name that an Estimator does not take, and what to do instead."""
 _OF_FEATURES = (
-    *("monotone_constraints", "mc", "monotone_constraint", "monotonic_cst"),
-    *("interaction_constraints", "interaction_cst", "feature_contri", "feature_contrib", "fc"),
-    *("fp", "feature_penalty", "max_bin_by_feature", "forcedsplits_filename", "fs"),
-    *("forced_splits_filename", "forced_splits_file", "forced_splits", "forcedbins_filename"),
+    *("monotone_constraints", "interaction_constraints", "feature_contri", "max_bin_by_feature"),
+    *("forcedsplits_filename", "forcedbins_filename"),
     *("cegb_penalty_feature_lazy", "cegb_penalty_feature_coupled"),
 )
 """Parameters that depend on the number of features, which only the data has."""
-_WITH_GROUPS = {
-    *("lambdarank", "rank_xendcg", "xendcg", "xe_ndcg", "xe_ndcg_mart", "xendcg_mart"),
-    *("ndcg", "map", "mean_average_precision"),
-}
+_RANDOM_FOREST = ("rf", "random_forest")
 _NO_METRIC = ("", "none", "None", "null", "custom", "na")
 _NOT_IN_NAMES = set(',:"[]{}')
 
@@ -121,12 +105,16 @@ class LGBMEstimator(TreeEstimator):
     framework = "lightgbm"
     library = "LightGBM"
     metric_name = "metric"
+    booster_name = "boosting"
     class_objectives: ClassVar[Mapping[str, bool]] = {
         "binary": False,
         "multiclass": True,
         "softmax": True,
         "multiclassova": True,
     }
+
+    def _with_main_names(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return _with_main_names(params)
 
     def _check_parameters(self, params: dict[str, Any]) -> None:
         _check_parameters(params)
@@ -144,12 +132,12 @@ class LGBMEstimator(TreeEstimator):
         return int(read_lightgbm(data).current_iteration())
 
     @classmethod
-    def _objective_of(cls, data: bytes) -> str | None:
-        for line in data.decode().partition("\n\n")[0].splitlines():
-            name, _, value = line.partition("=")
-            if name == "objective":
-                return value.partition(" ")[0]
-        return None
+    def _objective_of(cls, data: bytes) -> tuple[str | None, int]:
+        header = data.decode().partition("\n\n")[0].splitlines()
+        values = {name: value for name, _, value in (line.partition("=") for line in header)}
+        objective = values.get("objective")
+        name = None if objective is None else objective.partition(" ")[0]
+        return name, int(values.get("num_class", 1))
 
     def _fit_program(self, plan: FitPlan) -> LGBMFit:
         return LGBMFit(
@@ -241,6 +229,14 @@ class LGBMEstimator(TreeEstimator):
                 code="argument-conflict",
                 argument="base_margin_col",
             )
+        is_forest = self._params.get("boosting") in _RANDOM_FOREST
+        if is_forest and (self._model is not None or checkpoint_rounds):
+            raise UsageError(
+                "LightGBM cannot add trees to a random forest; fit a new LGBMEstimator without "
+                "checkpoint_rounds, or pass another boosting=",
+                code="argument-conflict",
+                argument="boosting",
+            )
         return self._fit(
             data,
             validation_data,
@@ -308,7 +304,7 @@ class LGBMEstimator(TreeEstimator):
         booster = self.get_model()
         table = pd.DataFrame(
             {
-                "feature": booster.feature_name(),
+                "feature": self._feature_names() or booster.feature_name(),
                 "gain": booster.feature_importance("gain"),
                 "split": booster.feature_importance("split"),
             }
@@ -317,34 +313,58 @@ class LGBMEstimator(TreeEstimator):
         return used.sort_values("gain", ascending=False, ignore_index=True)
 
 
-def _check_parameters(params: dict[str, Any]) -> None:
-    """Raise a UsageError for parameters that LightGBM or its workers do not support."""
-    from lightgbm.basic import _ConfigAliases
+def _with_main_names(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with LightGBM's main names instead of their aliases, without None.
 
-    for name, advice in _SETTINGS.items():
-        if name in params:
+    Raises
+    ------
+    UsageError
+        If a parameter is unknown, is given twice, or is set by other means.
+    """
+    main_names = _main_names()
+    given: dict[str, str] = {}
+    for name, value in params.items():
+        main = main_names.get(name, name)
+        if main in _SETTINGS:
             raise UsageError(
-                f"{name}={params[name]!r} is not a parameter of LGBMEstimator: {advice}",
+                f"{name}={value!r} is not a parameter of LGBMEstimator: {_SETTINGS[main]}",
                 code="argument-unknown",
                 argument=name,
             )
-    for name in _LEARNERS:
-        if params.get(name, "data") not in ("data", "serial"):
+        if name not in main_names:
             raise UsageError(
-                f"{name}={params[name]!r} is not supported; the workers have different rows, so "
-                "leave it out",
-                code="unsupported",
+                f"LightGBM has no parameter {name!r}; check the spelling",
+                code="argument-unknown",
+                argument="params",
+            )
+        if main in given:
+            raise UsageError(
+                f"{given[main]} and {name} are the same parameter of LightGBM; pass one of them",
+                code="argument-conflict",
                 argument=name,
             )
+        given[main] = name
+    return {main: params[name] for main, name in given.items() if params[name] is not None}
+
+
+def _main_names() -> dict[str, str]:
+    """Return the main name of each parameter of LightGBM and of each alias."""
+    from lightgbm.basic import _ConfigAliases
+
     _ConfigAliases.get("num_leaves")  # reads them from the library
     aliases = _ConfigAliases.aliases or {}
-    known = set(aliases).union(*aliases.values())
-    unknown = sorted(set(params) - known)
-    if unknown:
+    return {name: main for main, names in aliases.items() for name in names}
+
+
+def _check_parameters(params: dict[str, Any]) -> None:
+    """Raise a UsageError for parameters that LightGBM or its workers do not support."""
+    learner = params.get("tree_learner", "data")
+    if learner not in ("data", "serial"):
         raise UsageError(
-            f"LightGBM has no parameter {unknown[0]!r}; check the spelling",
-            code="argument-unknown",
-            argument="params",
+            f"tree_learner={learner!r} is not supported; the workers have different rows, so "
+            "leave it out",
+            code="unsupported",
+            argument="tree_learner",
         )
     checked = {name: value for name, value in params.items() if name not in _OF_FEATURES}
     _try_parameters(checked)
@@ -368,11 +388,10 @@ def _try_parameters(params: dict[str, Any]) -> bool:
     import lightgbm
     from lightgbm.basic import LightGBMError
 
-    names = {str(params.get("objective")), str(params.get("metric")).partition("@")[0]}
     rows = lightgbm.Dataset(
         np.arange(8, dtype=np.float32)[:, None],
-        np.zeros(8, np.float32),
-        group=[8] if names & _WITH_GROUPS else None,
+        np.ones(8, np.float32),  # of all objectives
+        group=[8],
         params={"verbosity": -1},
     )
     try:

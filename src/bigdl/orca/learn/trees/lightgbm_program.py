@@ -22,9 +22,11 @@ from bigdl.orca.learn.trees.matrix import ShardMatrix, TreeColumns, dense_rows, 
 from bigdl.orca.learn.trees.program import (
     Metric,
     TreeFit,
+    best_round,
     check_unencrypted,
     check_width,
     matrix_folder,
+    monitored_metric,
     send_trees,
     shared_model,
     whole_groups,
@@ -39,8 +41,14 @@ if TYPE_CHECKING:
 
 Scores = dict[str, tuple[float, bool]]
 """Metrics by name: the value, and whether a larger one is better."""
+Sizes = dict[str, tuple[float, float]]
+"""Total weight of the rows, and of the groups, by dataset."""
+_NO_ROWS = (0.0, 0.0)
 
-_SEEDS = ("seed", "bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed")
+_SEEDS = (
+    *("seed", "bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed"),
+    "objective_seed",
+)
 _NETWORK = re.compile(
     r"^\[(machines|num_machines|local_listen_port|time_out|pre_partition|num_threads): .*\]\n", re.M
 )
@@ -69,8 +77,8 @@ class LGBMFit(TreeFit):
         for matrix in matrices.values():
             matrix.check_labels(self.params)
         _check_rows(worker, matrices["data"])
-        datasets = _datasets(matrices, folder, self.missing)
-        first, rounds = int(worker.options["first"]), _Rounds(self, worker, matrices)
+        datasets, sizes = _datasets(matrices, folder, self.missing)
+        first, rounds = int(worker.options["first"]), _Rounds(self, worker, sizes)
         booster = None if data is None else read_lightgbm(data)
         while rounds.number < self.stop_at and not rounds.has_stopped:
             count = min(self.checkpoint_rounds or self.stop_at, self.stop_at - rounds.number)
@@ -99,7 +107,7 @@ class LGBMFit(TreeFit):
         settings: dict[str, Any] = {"verbosity": -1, **self.params, "num_threads": worker.threads}
         if "force_row_wise" not in settings and "force_col_wise" not in settings:
             # otherwise LightGBM selects the layout by time, and the sums differ in the last digits
-            settings.update(force_col_wise=True, deterministic=True)
+            settings = {"force_col_wise": True, "deterministic": True, **settings}
         if self.objective is not None:
             settings["objective"] = self.objective
         if rounds:  # else each call would draw the same rows and features
@@ -119,16 +127,13 @@ class LGBMFit(TreeFit):
 class _Rounds:
     """Rounds of a fit: their metrics over all workers, and the decision to stop early."""
 
-    def __init__(self, fit: LGBMFit, worker: Worker, matrices: dict[str, ShardMatrix]):
-        self._fit, self._worker = fit, worker
-        self._sizes = {"train": _sizes(matrices["data"])}
-        if "validation" in matrices:
-            self._sizes["validation"] = _sizes(matrices["validation"])
+    def __init__(self, fit: LGBMFit, worker: Worker, sizes: Sizes):
+        self._fit, self._worker, self._sizes = fit, worker, sizes
         self.history: list[dict[str, float]] = list(worker.options["history"])
         self.number = int(worker.options["first"]) + len(self.history)
         self.best: int | None = None
         self.has_stopped = False
-        self._iterations: int | None = None
+        self._iterations = self.number
 
     def after_round(self, env: CallbackEnv) -> None:
         """Record the metrics of a round; raise EarlyStopException to end the fit."""
@@ -149,11 +154,10 @@ class _Rounds:
         limit = self._fit.early_stopping_rounds
         if limit is None:
             return
-        monitored = [name for name in merged if name.startswith("validation_")][-1]
+        monitored = monitored_metric(values, "metric")
         maximize = merged[monitored][1] if self._fit.maximize is None else self._fit.maximize
-        scores = [entry[monitored] for entry in self.history]
-        self.best = int(np.argmax(scores) if maximize else np.argmin(scores))
-        self.has_stopped = len(scores) - 1 - self.best >= limit
+        self.best = best_round(self.history, monitored, maximize)
+        self.has_stopped = len(self.history) - 1 - self.best >= limit
         if self.has_stopped:
             raise EarlyStopException(env.iteration, [])
 
@@ -191,12 +195,16 @@ class LGBMEvaluation:
             matrices, _ = shard_matrices(worker, shards, self.columns, known)
             rows = matrices["data"]
             check_width(rows, trees.width)
-            with _lightgbm_errors(worker):
-                local = self._local(trees, rows, folder) if rows.rows else {}
-        merged = merged_metrics(worker, "metrics", local, {"data": _sizes(rows)})
+            local, size = {}, _NO_ROWS
+            if rows.rows:
+                arguments = dense_rows(rows, folder, self.missing)
+                size = _size(arguments)
+                with _lightgbm_errors(worker):
+                    local = self._local(trees, rows, arguments)
+        merged = merged_metrics(worker, "metrics", local, {"data": size})
         return {name.removeprefix("data_"): value for name, (value, _) in merged.items()}
 
-    def _local(self, trees: LGBMTrees, rows: ShardMatrix, folder: str) -> Scores:
+    def _local(self, trees: LGBMTrees, rows: ShardMatrix, arguments: dict[str, Any]) -> Scores:
         """Return the metrics of this worker's rows.
 
         LightGBM evaluates the rows of a Dataset. Its scores are those of the trees, and it has one
@@ -204,7 +212,6 @@ class LGBMEvaluation:
         """
         import lightgbm
 
-        arguments = dense_rows(rows, folder, self.missing)
         block = arguments.pop("data")
         margins = [
             trees.predict(np.asarray(block[low:high]), "margin") for low, high in rows.batches()
@@ -240,9 +247,7 @@ _KEPT = (
 """Parameters that metrics depend on."""
 
 
-def merged_metrics(
-    worker: Worker, key: str, local: Scores, sizes: Mapping[str, tuple[float, int]]
-) -> Scores:
+def merged_metrics(worker: Worker, key: str, local: Scores, sizes: Sizes) -> Scores:
     """Return metrics over the rows of all workers, from those of each worker's rows.
 
     The mean over rows, or over groups for ``ndcg`` and ``map``, is exact for metrics that are such
@@ -256,7 +261,8 @@ def merged_metrics(
     local : dict
         Metrics by ``dataset_metric``.
     sizes : mapping of str to tuple
-        Total weight, and number of groups, of the worker's rows of each dataset.
+        Total weight of the worker's rows, and of their groups, of each dataset; without weights
+        their numbers.
     """
     if worker.world_size == 1:
         return local
@@ -275,15 +281,20 @@ def merged_metrics(
     return merged
 
 
-def _size_of(name: str, sizes: Mapping[str, tuple[float, int]]) -> float:
+def _size_of(name: str, sizes: Sizes) -> float:
     dataset, _, metric = name.partition("_")
     weight, groups = sizes[dataset]
     return groups if groups and metric.partition("@")[0] in _OF_GROUPS else weight
 
 
-def _sizes(matrix: ShardMatrix) -> tuple[float, int]:
-    """Return the total weight of a worker's rows, and the number of their groups."""
-    return matrix.total_weight(), matrix.group_count
+def _size(arguments: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the total weight of rows, and of their groups, from the result of dense_rows."""
+    rows, weight, groups = len(arguments["label"]), arguments.get("weight"), arguments.get("group")
+    if weight is None:
+        return float(rows), 0.0 if groups is None else float(len(groups))
+    weight = weight.astype(np.float64)
+    firsts = [] if groups is None else np.cumsum(groups) - groups  # the rows of a group weigh alike
+    return float(weight.sum()), 0.0 if groups is None else float(weight[firsts].sum())
 
 
 def metric_result(returned: object) -> tuple[str, float, bool]:
@@ -301,32 +312,34 @@ def metric_result(returned: object) -> tuple[str, float, bool]:
 
 def _datasets(
     matrices: dict[str, ShardMatrix], folder: str, missing: float
-) -> dict[str, lightgbm.Dataset]:
-    """Return the datasets of a fit; a worker without validation rows has one only."""
+) -> tuple[dict[str, lightgbm.Dataset], Sizes]:
+    """Return the datasets of a fit and their sizes; without validation rows, one dataset only."""
     import lightgbm
 
     rows = matrices["data"]
     names: Any = "auto" if rows.names_are_positions else rows.names
     categories: Any = [i for i, type_name in enumerate(rows.types) if type_name == "c"]
+    arguments = dense_rows(rows, folder, missing)
     train = lightgbm.Dataset(
-        **dense_rows(rows, folder, missing),
+        **arguments,
         feature_name=names,
         categorical_feature=categories,
         free_raw_data=False,
     )
-    datasets = {"train": train}
+    datasets, sizes = {"train": train}, {"train": _size(arguments), "validation": _NO_ROWS}
     validation = matrices.get("validation")
     if validation is not None and validation.rows:
         arguments = dense_rows(validation, folder, missing)
         datasets["validation"] = train.create_valid(**arguments)
-    return datasets
+        sizes["validation"] = _size(arguments)
+    return datasets, sizes
 
 
 def _check_rows(worker: Worker, matrix: ShardMatrix) -> None:
     """Raise a UsageError on all workers if one has no rows, which LightGBM cannot train on."""
     if worker.world_size == 1:
         return
-    counts = worker.channel.all_gather("rows", worker.rank, matrix.rows, worker.world_size)
+    counts = worker.channel.all_gather("lightgbm/rows", worker.rank, matrix.rows, worker.world_size)
     if 0 in counts:
         raise UsageError(
             f"LightGBM needs rows on each of the {worker.world_size} workers, got {counts}; "
@@ -338,7 +351,7 @@ def _check_rows(worker: Worker, matrix: ShardMatrix) -> None:
 def _network(worker: Worker, rounds: int) -> dict[str, Any]:
     """Return LightGBM's parameters of the connections between the workers."""
     with socket.socket() as listener:  # LightGBM needs the numbers of free ports
-        listener.bind((worker.host, 0))
+        listener.bind(("", 0))  # as LightGBM does, but without listening
         port = listener.getsockname()[1]
     key, address = f"machines/{rounds}", f"{worker.host}:{port}"
     machines = worker.channel.all_gather(key, worker.rank, address, worker.world_size)

@@ -122,7 +122,7 @@ class ShardMatrix:
         (array, column) = self._shard.locate(name)[None]
         start, previous = len(self.names), self._sources[-1] if self._sources else None
         is_category = name in self._columns.categorical
-        self.names += [name] if width == 1 else [f"{name}_{index}" for index in range(width)]
+        self.names += matrix_names(name, width)
         self.types += ["c" if is_category else "q"] * width
         if (
             column is not None
@@ -148,17 +148,6 @@ class ShardMatrix:
     def names_are_positions(self) -> bool:
         """True for arrays, whose columns have no names."""
         return self._columns.features is None
-
-    @property
-    def group_count(self) -> int:
-        """Number of groups of a ranking; 0 without groups."""
-        return 0 if self._groups is None or not self.rows else int(self._groups[-1]) + 1
-
-    def total_weight(self) -> float:
-        """Return the sum of the weights, or the number of rows without weights."""
-        if self._columns.weight is None:
-            return float(self.rows)
-        return float(self._values(self._columns.weight).sum(dtype=np.float64))
 
     @property
     def nbytes(self) -> int:
@@ -251,6 +240,11 @@ class ShardMatrix:
                 column=name,
             )
         return values[:, 0] if values.shape[1:] == (1,) else values
+
+
+def matrix_names(name: str, width: int) -> list[str]:
+    """Return the names of the matrix columns of a feature."""
+    return [name] if width == 1 else [f"{name}_{index}" for index in range(width)]
 
 
 def names_in(shard: Shard, columns: TreeColumns) -> tuple[list[str], list[str]]:
@@ -420,7 +414,7 @@ def exact_matrix(matrix: ShardMatrix, folder: str, missing: float, threads: int)
 def dense_rows(matrix: ShardMatrix, folder: str, missing: float) -> dict[str, Any]:
     """Return the arguments of ``lightgbm.Dataset`` for a matrix.
 
-    The features are a memory-mapped float32 array: the spool's array, or else a new file.
+    The features are a memory-mapped float32 array in a new file.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -72,6 +72,7 @@ class TreeFit(ABC):
                 "widths": matrices["data"].widths,
                 "labels": self.columns.labels,
                 "categorical": self.columns.categorical,
+                "missing": None if np.isnan(self.missing) else self.missing,
             }
             self._train(worker, matrices, folder, data, facts)
 
@@ -98,6 +99,33 @@ def send_trees(
     """Send the trees and the history of their rounds to the driver."""
     doc = {"history": history, "is_complete": is_complete}
     worker.send(CHECKPOINT, doc, read_trees(data).with_facts(facts))
+
+
+def monitored_metric(entry: Mapping[str, float], argument: str) -> str:
+    """Return the name of the metric that stops a fit early: the last of the validation data.
+
+    Parameters
+    ----------
+    entry : mapping of str to float
+        Metrics of a round.
+    argument : str
+        Parameter of the library with the metrics, for the message.
+    """
+    names = [name for name in entry if name.startswith("validation_")]
+    if not names:
+        raise UsageError(
+            f"early_stopping_rounds needs a metric of validation_data; pass {argument}=",
+            code="argument-missing",
+            argument=argument,
+        )
+    return names[-1]
+
+
+def best_round(history: Sequence[Mapping[str, float]], metric: str, maximize: bool) -> int:
+    """Return the index of the round with the best metric; NaN is worse than any number."""
+    scores = np.array([entry[metric] for entry in history], np.float64)
+    scores[np.isnan(scores)] = -np.inf if maximize else np.inf
+    return int(np.argmax(scores) if maximize else np.argmin(scores))
 
 
 def shared_model(worker: Worker) -> bytes | None:

@@ -86,6 +86,7 @@ class XGBEstimator(TreeEstimator):
     framework = "xgboost"
     library = "XGBoost"
     metric_name = "eval_metric"
+    booster_name = "booster"
     class_objectives: ClassVar[Mapping[str, bool]] = {
         "binary:logistic": False,
         "multi:softprob": True,
@@ -107,9 +108,10 @@ class XGBEstimator(TreeEstimator):
         return int(read_booster(data).num_boosted_rounds())
 
     @classmethod
-    def _objective_of(cls, data: bytes) -> str | None:
-        config = json.loads(read_booster(data).save_config())
-        return str(config["learner"]["objective"]["name"])
+    def _objective_of(cls, data: bytes) -> tuple[str | None, int]:
+        learner = json.loads(read_booster(data).save_config())["learner"]
+        classes = int(learner["learner_model_param"]["num_class"])
+        return str(learner["objective"]["name"]), classes
 
     def _file_content(self, path: str) -> bytes:
         data = self._require_model()

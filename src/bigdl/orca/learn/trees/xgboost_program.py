@@ -29,9 +29,11 @@ from bigdl.orca.learn.trees.matrix import (
 from bigdl.orca.learn.trees.program import (
     Metric,
     TreeFit,
+    best_round,
     check_unencrypted,
     check_width,
     matrix_folder,
+    monitored_metric,
     send_trees,
     shared_model,
     whole_groups,
@@ -135,13 +137,12 @@ class XGBFit(TreeFit):
         """Return the index of the best round, by the last metric of the validation data."""
         if not history:
             return None
-        monitored = [name for name in history[0] if name.startswith("validation_")][-1]
+        monitored = monitored_metric(history[0], "eval_metric")
         maximize = self.maximize
         if maximize is None:
             name = monitored.removeprefix("validation_").partition("@")[0]
             maximize = name in _MAXIMIZED
-        scores = [entry[monitored] for entry in history]
-        return int(np.argmax(scores) if maximize else np.argmin(scores))
+        return best_round(history, monitored, maximize)
 
     def _metrics(
         self,
