@@ -77,7 +77,8 @@ def test_a_lost_worker_ends_the_stage(by_demand, others):
             if others == "collective":
                 sync.all_gather([1.0])
 
-    with pytest.raises(WorkerLost, match=r"^Worker 1 \(process \d+ on [\d.]+\) was lost: its "):
+    # the other one is lost with the stage, sometimes before the driver looks
+    with pytest.raises(WorkerLost, match=r"^Workers? .*1 \(process \d+ on [\d.]+\) w\w+ lost: "):
         SparkEngine().run(program, num_workers=2)
 
 

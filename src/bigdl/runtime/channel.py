@@ -458,6 +458,10 @@ class AttemptChannel:
         """Delete a key of this attempt."""
         self.store.delete(self._prefix + key)
 
+    def clear(self) -> None:
+        """Delete all keys of this view, whose store must be in this process."""
+        self.store.delete_prefix(self._prefix)
+
     def barrier(
         self, key: str, world_size: int, longest: float | None = None, broken: str = ""
     ) -> None:

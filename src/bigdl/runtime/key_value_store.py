@@ -293,6 +293,12 @@ class KeyValueStore:
         with self._lock:
             return self._values.pop(key, None) is not None
 
+    def delete_prefix(self, prefix: str) -> None:
+        """Delete the values of all keys that begin with `prefix`."""
+        with self._lock:
+            for key in [each for each in self._values if each.startswith(prefix)]:
+                del self._values[key]
+
     def register_function(
         self, name: str, function: Callable[[bytes], bytes], executor: Executor
     ) -> None:

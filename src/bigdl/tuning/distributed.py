@@ -115,7 +115,8 @@ def optimize(
         If an argument is invalid, the cluster has no node with `cores_per_trial` cores, or it
         cannot run `workers_per_trial` workers at the same time.
     WorkerLost
-        If all workers are lost repeatedly and no trial finishes.
+        If all workers are lost repeatedly and no trial finishes, or if the workers of a trial have
+        not all started within 120 s, or within the `patience` of `engine`, and no trial runs.
     WorkerError
         If the objective raises an exception that is not in `catch`. A builtin exception is raised
         itself.
@@ -175,7 +176,8 @@ def optimize(
         job = engine.open_independent(program, workers, threads=cores_per_trial)
         stack.enter_context(job)
         stack.callback(server.stop)  # before the channel closes
-        _run(job, server, serves, deadline, workers_per_trial)
+        patience = float(getattr(engine, "patience", WORKERS_JOIN_S))
+        _run(job, server, serves, deadline, workers_per_trial, patience)
     if server.error is not None:
         raise server.error
 
@@ -208,6 +210,7 @@ def _run(
     serves: Sequence[Callable[[AttemptChannel], None]],
     deadline: float | None,
     workers_per_trial: int,
+    patience: float,
 ) -> None:
     """Run attempts of a job until the search is done; Spark replaces lost workers itself."""
 
@@ -223,10 +226,10 @@ def _run(
         now = time.monotonic()
         done_at = min(done_at, now) if server.is_done else math.inf
         is_late = deadline is not None and now > deadline
-        if server.seconds_short_of_workers() > WORKERS_JOIN_S:
+        if server.seconds_short_of_workers() > patience:
             raise WorkerLost(
                 f"Only {server.waiting} of the {workers_per_trial} workers of a trial have started "
-                f"within {WORKERS_JOIN_S:g} s; the cluster has no room for the others, so pass a "
+                f"within {patience:g} s; the cluster has no room for the others, so pass a "
                 "smaller workers_per_trial, or try again later"
             )
         # after the last trial, tasks may still wait for a slot

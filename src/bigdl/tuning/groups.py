@@ -8,8 +8,11 @@ parameters and take the same pruning decisions. Values that the other ranks repo
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar, cast
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from optuna import exceptions
 
 from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import CLEAN_UP_S, PEER_LOOK_S
@@ -43,8 +46,9 @@ class TrialGroup:
     def __init__(self, worker: Worker, number: int, rank: int, world_size: int):
         self.rank, self.world_size = rank, world_size
         self._channel = group_channel(worker.channel, number)
-        self._calls = self._exchanges = 0
+        self._calls = 0
         self._is_joined = False
+        self._error_of_rank_0: Exception | None = None
         self._worker = Worker(
             rank,
             world_size,
@@ -57,14 +61,15 @@ class TrialGroup:
         )
 
     @property
-    def channel(self) -> AttemptChannel:
-        """The keys that the workers of the trial share."""
-        return self._channel
-
-    @property
-    def host(self) -> str:
-        """IP address of this worker."""
-        return self._worker.host
+    def connection(self) -> dict[str, Any]:
+        """Arguments of a Worker that connects to the others: network, encryption, time limit."""
+        worker = self._worker
+        return {
+            "channel": self._channel,
+            "host": worker.host,
+            "certificate": worker.certificate,
+            "timeout": worker.timeout,
+        }
 
     def shared(self, call: str, compute: Callable[[], T]) -> T:
         """Return the result of a call that rank 0 makes for all ranks.
@@ -78,36 +83,35 @@ class TrialGroup:
         """
         if self.world_size == 1:
             return compute()
-        key, self._calls = f"call/{self._calls}", self._calls + 1
+        keys = self._next_keys()
         if self.rank == 0:
             try:
                 value = compute()
             except Exception as error:
-                failure = [type(error).__name__, str(error)]
-                self._channel.set_json(key, {"call": call, "error": failure})
+                self._channel.set_json(keys[0], {"call": call, "error": error_report(error)})
                 raise
-            self._channel.set_json(key, {"call": call, "value": value})
+            self._channel.set_json(keys[0], {"call": call, "value": value})
             return value
-        self._await({key: 0}, call)
-        answer = self._channel.get_json(key)
-        if answer["call"] != call:
-            raise self._other_order(call, f"when rank 0 called {answer['call']}")
+        answer = self._answer_of_rank_0(keys, call)
         if "error" in answer:
-            name, message = answer["error"]
-            raise getattr(builtins, name, RuntimeError)(message)
+            self._error_of_rank_0 = error_of_report(answer["error"])
+            raise self._error_of_rank_0
         return cast("T", answer["value"])
 
     def broadcast(self, value: T) -> T:
         """Return the JSON-serializable value of rank 0 on all ranks."""
-        return self.shared("broadcast", lambda: value)
+        return self.shared("broadcast", lambda: _json_value("broadcast", value))
 
     def all_gather(self, value: T) -> list[T]:
         """Return the JSON-serializable values of all ranks in rank order."""
-        key, self._exchanges = f"gather/{self._exchanges}", self._exchanges + 1
-        self._channel.set_json(f"{key}/{self.rank}", value)
-        keys = {f"{key}/{rank}": rank for rank in range(self.world_size)}
-        self._await(keys, "all_gather")
-        return [self._channel.get_json(each) for each in keys]
+        value = _json_value("all_gather", value)
+        return [value] if self.world_size == 1 else self._gather("all_gather", value)
+
+    def is_of_rank_0(self, error: BaseException | None) -> bool:
+        """Return True if an error is, or was caused by, one that this rank got from rank 0."""
+        while error is not None and error is not self._error_of_rank_0:
+            error = error.__cause__ or error.__context__
+        return error is not None
 
     def init_process_group(self) -> None:
         """Make the trial's workers the default process group of ``torch.distributed``.
@@ -120,6 +124,7 @@ class TrialGroup:
         if self.world_size > 1:
             from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
+            self._gather("init_process_group", None)  # its barrier does not check the order
             TorchDistributedSync(self._worker).start()
             return
         from torch import distributed
@@ -130,6 +135,27 @@ class TrialGroup:
         """Leave the process group, which releases ranks that wait for this one."""
         if self.world_size > 1 or self._is_joined:
             self._worker.clean_up(CLEAN_UP_S)
+
+    def _next_keys(self) -> list[str]:
+        """Return the keys of all ranks for the next call that they make together."""
+        number, self._calls = self._calls, self._calls + 1
+        return [f"call/{number}/{rank}" for rank in range(self.world_size)]
+
+    def _gather(self, call: str, value: T) -> list[T]:
+        """Return the values of a call that all ranks make."""
+        keys = self._next_keys()
+        self._channel.set_json(keys[self.rank], {"call": call, "value": value})
+        self._answer_of_rank_0(keys, call)
+        self._await({key: rank for rank, key in enumerate(keys)}, call)
+        return [self._channel.get_json(key)["value"] for key in keys]
+
+    def _answer_of_rank_0(self, keys: list[str], call: str) -> dict[str, Any]:
+        """Return what rank 0 published; raise an error if it made another call."""
+        self._await({keys[0]: 0}, call)
+        answer: dict[str, Any] = self._channel.get_json(keys[0])
+        if answer["call"] != call:
+            raise self._other_order(call, f"when rank 0 called {answer['call']}")
+        return answer
 
     def _await(self, keys: dict[str, int], call: str) -> None:
         """Wait for keys that ranks set; raise an error if a rank fails, or ends without its key."""
@@ -147,3 +173,56 @@ class TrialGroup:
             f"rank {self.rank} called {call} {when}",
             code="function-result",
         )
+
+
+def error_report(error: Exception) -> dict[str, Any]:
+    """Return a JSON-serializable report of an error that another process raises again."""
+    report: dict[str, Any] = {"name": type(error).__name__, "message": str(error), "code": None}
+    if isinstance(error, UsageError):
+        report.update(code=error.code, facts=error.facts)
+    return report
+
+
+def error_of_report(report: Mapping[str, Any]) -> Exception:
+    """Return the error of a report: a UsageError, one of Optuna, a builtin one or RuntimeError."""
+    name, message = report["name"], report["message"]
+    if report["code"] is not None:
+        return UsageError(message, code=report["code"], **report["facts"])
+    error_class = getattr(builtins, name, getattr(exceptions, name, None))
+    if isinstance(error_class, type) and issubclass(error_class, Exception):
+        try:
+            return error_class(message)
+        except Exception:  # its constructor has other arguments
+            pass
+    return RuntimeError(message)
+
+
+def plain_value(value: object) -> object:
+    """Convert scalars and arrays of NumPy or torch to Python values."""
+    if isinstance(value, Mapping):
+        return {key: plain_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(each) for each in value]
+    if not isinstance(value, str | int | float | bool | None):
+        for name in ("tolist", "item"):
+            if hasattr(value, name):
+                return getattr(value, name)()
+    return value
+
+
+def not_json(method: str, value: object, error: Exception, advice: str) -> UsageError:
+    """Return the error for a value that JSON cannot represent."""
+    return UsageError(
+        f"{method} on another machine takes None, bool, int, float and str, and lists and dicts of "
+        f"them, got {value!r} ({error}); {advice}",
+        code="argument-type",
+        argument=method,
+    )
+
+
+def _json_value(method: str, value: T) -> T:
+    """Return the JSON form of a value, which is the same on all ranks."""
+    try:
+        return cast("T", json.loads(json.dumps(plain_value(value))))
+    except (TypeError, ValueError) as error:
+        raise not_json(method, value, error, "convert it to such values") from None

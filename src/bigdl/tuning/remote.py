@@ -37,7 +37,14 @@ from optuna.trial import BaseTrial, TrialState
 
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.common.timeouts import STUDY_HEARTBEAT_S
-from bigdl.tuning.groups import TrialGroup, group_channel
+from bigdl.tuning.groups import (
+    TrialGroup,
+    error_of_report,
+    error_report,
+    group_channel,
+    not_json,
+    plain_value,
+)
 from bigdl.tuning.study import propose_again, record_process
 
 if TYPE_CHECKING:
@@ -150,9 +157,11 @@ class TrialServer:
         self._on_upload, self._workers_per_trial = on_upload, workers_per_trial
         self._remaining = math.inf if n_trials is None else n_trials
         self._running: dict[_Key, _RunningTrial] = {}
-        self._total_workers, self._gone = total_workers, 0
+        self._using: dict[_Key, _RunningTrial] = {}  # whose shared keys a worker may still use
+        self._total_workers = total_workers
+        self._gone: set[_Key] = set()  # workers that were lost, or that get no more trials
         self._waiting: list[_Key] = []  # workers without a trial, if trials have several
-        self._changed = time.monotonic()  # when a worker has started to wait, or has been lost
+        self._changed = time.monotonic()  # when a worker began to wait, or a trial ended
         self._seen: set[_Key] = set()
         self._attempt = 0
         self._thread = ThreadPoolExecutor(1, "bigdl-search")
@@ -225,16 +234,17 @@ class TrialServer:
                 return self._next(key, request["outcome"])
             running = self._running.get(key)
             if running is None or running.trial.number != request["trial"]:
-                return {"error": ["RuntimeError", "The search has given up this trial"]}
+                given_up = RuntimeError("The search has given up this trial")
+                return {"error": error_report(given_up)}
             if running.error is not None:
                 raise running.error
             with self._in_optimization(running):
                 value = self._call(running, **request)
-            return {"value": _plain(value), **_joint_parameters(running)}
+            return {"value": plain_value(value), **_joint_parameters(running)}
         except Exception as error:
             if request.get("is_posted"):
                 self._running[key].error = error
-            return {"error": [type(error).__name__, str(error)]}
+            return {"error": error_report(error)}
 
     def _call(
         self, running: _RunningTrial, call: str, rank: int, arguments: dict[str, Any], **_: object
@@ -277,16 +287,26 @@ class TrialServer:
                 self._changed = time.monotonic()
                 self._assign()
                 return {"waits": True}
-            return self._start([key]) if self._has_more else {"trial": None}
+            if self._has_more:
+                return self._start([key])
         except Exception as error:  # of a callback, a sampler or the storage
             self.error = self.error or error
-            return {"trial": None}
+        self._gone.add(key)
+        return {"trial": None}
 
     def _end(self, key: _Key, outcome: dict[str, Any] | None) -> None:
+        """End the trial of a worker; it runs until its result is recorded."""
+        running = self._running.get(key)
+        try:
+            if running is not None and outcome is not None:
+                self._record(running, key, outcome)
+        finally:
+            self._changed = time.monotonic()
+            self._running.pop(key, None)
+            self._leave(key)
+
+    def _record(self, running: _RunningTrial, key: _Key, outcome: dict[str, Any]) -> None:
         """Record the outcome of a worker, and the result of its trial if it was the last one."""
-        running = self._running.pop(key, None)
-        if running is None or outcome is None:
-            return
         running.outcomes[key] = outcome
         if len(running.outcomes) < len(running.members):
             if "failure" in outcome:
@@ -300,6 +320,12 @@ class TrialServer:
         if running.peer_error is not None:
             running.trial.set_user_attr("error", running.peer_error)
         self._finish(running, running.outcome)
+
+    def _leave(self, key: _Key) -> None:
+        """Delete the keys that the workers of a trial share if this worker was its last one."""
+        running = self._using.pop(key, None)
+        if running is not None and all(each is not running for each in self._using.values()):
+            group_channel(self._channel, running.trial.number).clear()
 
     def _release(self, running: _RunningTrial) -> None:
         """Notify the workers of a trial that wait for another one that it has failed."""
@@ -321,6 +347,7 @@ class TrialServer:
 
     def _end_waiting(self) -> None:
         """End the workers that wait for others."""
+        self._gone.update(self._waiting)
         for _, worker in self._waiting:
             self._channel.set_json(f"assigned/{worker}", {"trial": None})
         self._waiting.clear()
@@ -335,6 +362,8 @@ class TrialServer:
         self._study._thread_local.cached_all_trials = None
         running = _RunningTrial(trial, members, snapshot)
         self._running.update(dict.fromkeys(members, running))
+        if len(members) > 1:
+            self._using.update(dict.fromkeys(members, running))
         return {
             "trial": trial.number,
             "user_attrs": _json_items(trial.user_attrs),
@@ -380,19 +409,22 @@ class TrialServer:
 
     def _lose_all(self) -> None:
         self._waiting.clear()
-        self._gone = 0
-        for key in list(self._running):
+        for key in list({**self._running, **self._using}):
             self._lose(key)
 
     def _lose(self, key: _Key) -> None:
-        """Mark the trial of a lost worker as failed, and repeat it once."""
-        self._gone += 1
+        """Give up the trial of a lost worker."""
+        self._gone.add(key)
         if key in self._waiting:
             self._waiting.remove(key)
         running = self._running.get(key)
-        if running is None:
-            self._end_if_too_few()
-            return
+        if running is not None:
+            self._give_up(running)
+        self._leave(key)
+        self._end_if_too_few()
+
+    def _give_up(self, running: _RunningTrial) -> None:
+        """Mark a trial as failed, and repeat it once."""
         try:
             with self._in_optimization():
                 record = self._study.tell(running.trial, state=TrialState.FAIL)
@@ -405,17 +437,18 @@ class TrialServer:
         except Exception as error:
             self.error = self.error or error
         finally:  # at last: until then the search is not done
-            for member in running.members:
-                self._running.pop(member, None)
-            self._release(running)
             self._changed = time.monotonic()
-            self._end_if_too_few()
+            for member in running.members:
+                if self._running.get(member) is running:  # it may run the next trial already
+                    del self._running[member]
+            self._release(running)
 
     def _end_if_too_few(self) -> None:
         """End the waiting workers if the remaining ones of the attempt cannot run a trial."""
         if self._total_workers is None or self._workers_per_trial == 1:
             return
-        if self._total_workers - self._gone < self._workers_per_trial:
+        gone = sum(attempt == self._attempt for attempt, _ in self._gone)
+        if self._total_workers - gone < self._workers_per_trial:
             self._end_waiting()
 
     def _fail_running(self) -> None:
@@ -463,7 +496,7 @@ def _joint_parameters(running: _RunningTrial) -> dict[str, Any]:
         return {}
     running.has_sent_joint = True
     drawn = {
-        name: [distribution_to_json(trial.relative_search_space[name]), _plain(value)]
+        name: [distribution_to_json(trial.relative_search_space[name]), plain_value(value)]
         for name, value in trial._relative_params.items()
         if name not in trial._fixed_params and not trial.relative_search_space[name].single()
     }
@@ -560,7 +593,8 @@ def _outcome(objective: Callable[[RemoteTrial], Any], trial: RemoteTrial) -> dic
         raise
     except (Exception, SystemExit) as error:
         classes = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
-        failure = {**describe(error), "classes": classes, "is_peer": is_peer_failure(error)}
+        is_peer = is_peer_failure(error) or trial.group.is_of_rank_0(error)
+        failure = {**describe(error), "classes": classes, "is_peer": is_peer}
         return {"values": None, "failure": failure}
 
 
@@ -603,22 +637,15 @@ class RemoteTrial(BaseTrial):
 
     def call(self, method: str, /, **arguments: object) -> dict[str, Any]:
         """Call the driver and return its answer's ``value``; raise the error of Optuna there."""
-        plain = {key: _plain(value) for key, value in arguments.items()}
+        plain = {key: plain_value(value) for key, value in arguments.items()}
         request = {"call": method, "rank": self._worker, "trial": self._number, "arguments": plain}
         try:
             answer = self._channel.call(_CALLS, request)
         except TypeError as error:  # of JSON
-            raise UsageError(
-                f"{method} on another machine takes None, bool, int, float and str, and lists and "
-                f"dicts of them, got {arguments!r} ({error}); for other categories, suggest their "
-                "index",
-                code="argument-type",
-                argument=method,
-            ) from None
+            advice = "for other categories, suggest their index"
+            raise not_json(method, arguments, error, advice) from None
         if "error" in answer:
-            error_type, message = answer["error"]
-            original = getattr(builtins, error_type, getattr(exceptions, error_type, RuntimeError))
-            raise original(message)
+            raise error_of_report(answer["error"])
         for name, (text, value) in answer.get("joint", {}).items():
             self._joint[name] = json_to_distribution(text), value
         return answer
@@ -831,25 +858,12 @@ class RemoteStudy:
         return len(self.directions) > 1
 
 
-def _plain(value: object) -> object:
-    """Convert scalars and arrays of NumPy or torch to Python values."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if not isinstance(value, str | int | float | bool | None):
-        for name in ("tolist", "item"):
-            if hasattr(value, name):
-                return getattr(value, name)()
-    return value
-
-
 def _json_items(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the items of a mapping that JSON can represent."""
     items = {}
     for name, value in values.items():
         with suppress(TypeError, ValueError):
-            items[name] = json.loads(json.dumps(_plain(value)))
+            items[name] = json.loads(json.dumps(plain_value(value)))
     return items
 
 

@@ -28,7 +28,9 @@ from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.common.storage import write_bytes
 from bigdl.common.timeouts import CLEAN_UP_S, TRIAL_FAILURE_S
 from bigdl.orca.automl.trial import TrialJob, TrialRun
+from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.engines.ray import kill
+from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Address, AttemptChannel, Channel
 
 if TYPE_CHECKING:
@@ -109,6 +111,7 @@ class TrialWorker:
             self._size,
             channel=self._address and self._address.connect(number),
             host=ray.util.get_node_ip_address(),
+            certificate=self._address and self._address.certificate,
         )
 
     def end(self, timeout: float | None = None) -> None:
@@ -198,11 +201,12 @@ class TuneTrial(tune.Trainable):
         return cast("TrialRun", cast("TrialWorker", self._local_worker).run)
 
     def _start(self, workers: int) -> None:
-        from bigdl.runtime.channel import Channel
-
         address = None
         if workers > 1:
-            self._channel = Channel(ray.util.get_node_ip_address())
+            is_encrypted = RayCluster().asks_encryption != ""
+            certificate = Certificate.make() if is_encrypted else None
+            host = ray.util.get_node_ip_address()
+            self._channel = Channel(host, certificate=certificate)
             address = self._channel.address
         self._local_worker = TrialWorker(0, workers, address)
         self._peers = [_start_peer(rank, workers, address) for rank in range(1, workers)]

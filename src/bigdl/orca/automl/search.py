@@ -7,7 +7,7 @@ import importlib.util
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -201,7 +201,7 @@ class _TrialObjective:
         config = records.begin(trial)
         if group is not None and group.world_size == 1:
             group = None
-        with closing(_trial_run(job, config, group)) as run, _released_on_error(run):
+        with _closed(_trial_run(job, config, group)) as run:
             while True:
                 step = run.step()
                 if step.is_best and (group is None or group.rank == 0):
@@ -217,15 +217,15 @@ def _trial_run(job: TrialJob, config: Mapping[str, object], group: TrialGroup | 
     """Create the run of a trial, by this worker or together with the others of a group."""
     if group is None:
         return TrialRun(job, config)
-    connection = {"channel": group.channel, "host": group.host}
-    return TrialRun(job, config, group.rank, group.world_size, **connection)
+    return TrialRun(job, config, group.rank, group.world_size, **group.connection)
 
 
 @contextmanager
-def _released_on_error(run: TrialRun) -> Iterator[None]:
-    """Context manager that disconnects from the other workers of a trial after an error."""
+def _closed(run: TrialRun) -> Iterator[TrialRun]:
+    """Context manager that ends a run; after an error, a clean-up that hangs is given up."""
     try:
-        yield
+        yield run
     except BaseException:
         run.close(CLEAN_UP_S)
         raise
+    run.close()

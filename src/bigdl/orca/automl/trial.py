@@ -363,8 +363,8 @@ class TrialRun:
     rank, size : int
         Rank and number of the trial's workers, all of which make the same calls.
     **connection
-        ``line`` and ``host`` of :class:`~bigdl.runtime.worker.Worker`, if there are several
-        workers.
+        ``channel``, ``host``, ``certificate`` and ``timeout`` of
+        :class:`~bigdl.runtime.worker.Worker`, if there are several workers.
     """
 
     def __init__(

@@ -158,14 +158,15 @@ class ConnectCluster(SparkCluster):
     def nodes(self) -> int:
         """Number of executors, from the program, the server's settings, or running tasks.
 
-        With dynamic allocation it is ``spark.dynamicAllocation.maxExecutors`` if that is set.
+        With dynamic allocation it is ``spark.dynamicAllocation.maxExecutors`` if that is set and
+        the program specified no number.
         """
         simulated = simulated_cluster(self.master)
         if is_local(self.master):
             return 1
         if simulated:
             return simulated[0]
-        if self.dynamic_allocation and self.most_executors:
+        if self._facts.nodes is None and self.dynamic_allocation and self.most_executors:
             return self.most_executors
         configured = self._configured_nodes()
         return len(self._inspect_executors()["executors"]) if configured is None else configured
