@@ -162,7 +162,7 @@ class TreeEstimator(PredictingEstimator):
             )
         self._backend = BACKENDS[self._backend_name]
         self._workers_per_node = check_integer("workers_per_node", workers_per_node, 1)
-        self._missing = self._given_missing = float(missing)
+        self._missing = self._missing_argument = float(missing)
         self._log_to_driver = log_to_driver
         self._model_dir = None if model_dir is None else os.fspath(model_dir)
         self._model: bytes | None = None
@@ -944,8 +944,8 @@ class TreeEstimator(PredictingEstimator):
     def _use_trees(self, data: bytes, facts: dict[str, Any]) -> None:
         """Replace the trees and the columns of the last fit."""
         self._model, self._shipped, self._history = data, None, []
-        given = self._given_missing
-        self._missing = missing_of(facts) if math.isnan(given) else given
+        is_set = not math.isnan(self._missing_argument)
+        self._missing = self._missing_argument if is_set else missing_of(facts)
         features = facts.get("features")
         self._columns = TreeColumns(
             None if features is None else tuple(features),

@@ -319,10 +319,10 @@ def _with_main_names(params: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     UsageError
-        If a parameter is unknown, is given twice, or is set by other means.
+        If a parameter is unknown, is passed twice, or is set by other means.
     """
     main_names = _main_names()
-    given: dict[str, str] = {}
+    passed: dict[str, str] = {}
     for name, value in params.items():
         main = main_names.get(name, name)
         if main in _SETTINGS:
@@ -337,14 +337,14 @@ def _with_main_names(params: Mapping[str, Any]) -> dict[str, Any]:
                 code="argument-unknown",
                 argument="params",
             )
-        if main in given:
+        if main in passed:
             raise UsageError(
-                f"{given[main]} and {name} are the same parameter of LightGBM; pass one of them",
+                f"{passed[main]} and {name} are the same parameter of LightGBM; pass one of them",
                 code="argument-conflict",
                 argument=name,
             )
-        given[main] = name
-    return {main: params[name] for main, name in given.items() if params[name] is not None}
+        passed[main] = name
+    return {main: params[name] for main, name in passed.items() if params[name] is not None}
 
 
 def _main_names() -> dict[str, str]:
