@@ -48,7 +48,6 @@ def test_onnxruntime_predicts_what_xgboost_does(params):
     with_zeros = np.where(np.isnan(rows), np.float32(-9), rows)
     expected = trees.predict(with_zeros, missing=-9.0)
     np.testing.assert_allclose(network.predict(with_zeros, missing=-9.0), expected, rtol=2e-5)
-    assert fastest_trees(trees, 16).library in ("xgboost", "onnxruntime")
 
 
 def test_trees_that_onnx_cannot_represent_stay_in_xgboost():
@@ -66,13 +65,20 @@ def test_trees_that_onnx_cannot_represent_stay_in_xgboost():
         assert fastest_trees(trees, 16) is trees
 
 
-def test_a_server_selects_the_faster_runtime(tmp_path):
+@pytest.mark.parametrize(("gain", "platform"), [(0, "onnxruntime"), (np.inf, "xgboost")])
+def test_a_server_selects_the_faster_runtime(monkeypatch, tmp_path, gain, platform):
+    monkeypatch.setattr("bigdl.nano.acceleration.tree_network.LEAST_GAIN", gain)
     path = tmp_path / "trees.ubj"
     trees = trees_of({"objective": "binary:logistic"})
-    path.write_bytes(trees.with_facts({}))
+    assert fastest_trees(trees, 16).library == platform
+    path.write_bytes(trees.with_facts({"missing": -9.0}))
     rows = sample_rows(trees, 50)
     with ServedModel(path, method="auto", thread_num=1) as model:
-        assert model.platform in ("xgboost", "onnxruntime")
+        assert model.platform == platform
         np.testing.assert_allclose(model.predict({"x": rows}), trees.predict(rows), atol=1e-6)
+        with_nines = np.where(np.isnan(rows), np.float32(-9), rows)
+        np.testing.assert_allclose(model.predict({"x": with_nines}), trees.predict(rows), atol=1e-6)
     with refused("argument-conflict", "runs as it was saved"):
         ServedModel(path, method="openvino_int8")
+    with refused("path-missing", "no model"):
+        ServedModel(tmp_path / "nothere.ubj", method="auto")

@@ -11,7 +11,7 @@ mlflow = pytest.importorskip(
 pytest.importorskip("xgboost", reason="XGBoost is not installed: pip install 'bigdl[xgboost]'")
 
 import bigdl.mlflow  # noqa: E402
-from bigdl.orca.learn.trees import XGBEstimator  # noqa: E402
+from bigdl.orca.learn.trees import LGBMEstimator, XGBEstimator  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +85,17 @@ def test_saved_trees_of_arrays_take_arrays(tmp_path):
 def test_trees_take_no_methods_of_networks_for_mlflow(estimator, tmp_path):
     with refused("argument-value", "openvino", "auto"):
         bigdl.mlflow.save_model(estimator, tmp_path / "trees", accelerate="openvino")
+
+
+def test_loaded_files_of_multiclass_trees_are_mlflow_models(rows, tmp_path):
+    pytest.importorskip("lightgbm", reason="LightGBM is not installed")
+    rows = rows.assign(tier=np.digitize(rows["age"].fillna(0), [-0.5, 0.5]))
+    for made, name in ((XGBEstimator, "multi:softprob"), (LGBMEstimator, "multiclass")):
+        trees = made(objective=name, num_class=3, num_rounds=2, backend="local")
+        trees.fit(rows, "age", "tier")
+        of_file = made(backend="local")
+        of_file.load(trees.save(str(tmp_path / name.partition(":")[0])))
+        bigdl.mlflow.save_model(of_file, tmp_path / made.framework)
+        loaded = bigdl.mlflow.load_model(str(tmp_path / made.framework))
+        classes = trees.predict(rows, output="class")["prediction"]
+        assert loaded.predict(rows, output="class")["prediction"].equals(classes)

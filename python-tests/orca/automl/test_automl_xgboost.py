@@ -350,10 +350,10 @@ def test_categories_that_do_not_fit_are_refused(tmp_path):
 def test_rows_that_do_not_fit_in_memory_grow_the_same_trees(monkeypatch, of, epochs):
     def rows(count, seed):
         x, y = classes(count, of, seed) if of else numbers(count, seed)
-        x[::7, 0] = np.nan
+        x[::7, 0] = -9
         return TrialRows({"a": x[:, 0], "rest": x[:, 1:].astype("float32")}, {"y": y})
 
-    options = {"n_estimators": 30, "early_stopping_rounds": 3, "learning_rate": 0.3}
+    options = {"n_estimators": 30, "early_stopping_rounds": 3, "learning_rate": 0.3, "missing": -9}
     if epochs > 1:  # a new part continues other random numbers
         options.update(subsample=1, colsample_bytree=1)
     model_type = "classifier" if of else "regressor"

@@ -291,3 +291,33 @@ def test_wrong_inputs_are_one_sentence():
         local().predict(x)
     with refused("argument-missing", "validation_data"):
         local().fit((x, y), early_stopping_rounds=3)
+
+
+def test_early_stopping_ignores_rounds_whose_metric_is_nan():
+    x, y = made(300)
+    values = iter([np.nan, 0.5, 0.3, 0.4, np.nan, np.nan])
+
+    def metric(predictions, matrix):
+        return "loss", next(values) if matrix.num_row() == 100 else 0.0
+
+    params = {"eval_metric": metric, "disable_default_eval_metric": True}
+    estimator = local(**params)
+    rows = {"validation_data": made(100, 1), "early_stopping_rounds": 3}
+    assert len(estimator.fit((x, y), **rows)) == 6
+    assert estimator.get_model().num_boosted_rounds() == 3
+    without = local(eval_metric=[], disable_default_eval_metric=True)
+    with refused("argument-missing", "needs a metric", "eval_metric="):
+        without.fit((x, y), **rows)
+    with refused("argument-conflict", "booster='dart'", "early_stopping_rounds"):
+        local(booster="dart").fit((x, y), **rows)
+
+
+def test_predictions_of_the_faster_runtime_know_the_missing_value(monkeypatch):
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed: bigdl[nano]")
+    monkeypatch.setattr("bigdl.nano.acceleration.tree_network.LEAST_GAIN", 0)
+    x, y = made(300)
+    rows = np.where(np.isnan(x), np.float32(-9), x)
+    estimator = local(missing=-9)
+    estimator.fit((rows, y))
+    expected = plain(x, y).predict(xgboost.DMatrix(x))
+    np.testing.assert_allclose(estimator.predict(rows, accelerate="auto"), expected, atol=1e-6)

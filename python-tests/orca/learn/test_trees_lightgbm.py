@@ -1,6 +1,7 @@
 """Trees of LightGBM: those of plain LightGBM, on spooled rows, by one or several workers."""
 
 import os
+import time
 
 import numpy as np
 import pandas as pd
@@ -233,6 +234,8 @@ def test_wrong_inputs_of_lightgbm_are_one_sentence():
         local(max_deptth=3)
     with refused("argument-unknown", "n_estimators", "num_rounds"):
         local(n_estimators=3)
+    with refused("argument-unknown", "mlist"):
+        local(mlist="machines.txt")
     with refused("argument-unknown", "machines"):
         local(machines="127.0.0.1:9")
     with refused("unsupported", "feature"):
@@ -288,3 +291,173 @@ def test_a_metric_that_is_nan_is_not_the_best_round():
     estimator = local(objective="regression", metric=metric)
     estimator.fit((x, y), validation_data=(x, y), early_stopping_rounds=3)
     assert estimator.get_model().current_iteration() in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("objective", "metric"),
+    [
+        ("poisson", "poisson"),
+        ("gamma", "gamma_deviance"),
+        ("tweedie", "gamma"),
+        ("regression", "mape"),
+        ("binary", ["ndcg", "map", "auc"]),
+        ("xendcg", "ndcg"),
+        ("cross_entropy", "kullback_leibler"),
+        (lambda scores, rows: (scores - rows.get_label(), np.ones_like(scores)), "gamma"),
+    ],
+)
+def test_all_objectives_and_metrics_of_lightgbm_are_accepted(objective, metric):
+    LGBMEstimator(objective=objective, metric=metric, backend="local")
+
+
+def test_a_fit_of_counts_is_that_of_lightgbm():
+    x, _ = made(300)
+    y = np.nan_to_num(x[:, 0] * 4).round() + 1
+    estimator = LGBMEstimator(objective="gamma", metric="gamma", num_rounds=3, backend="local")
+    history = estimator.fit((x, y))
+    expected = plain(x, y, 3, {"objective": "gamma"}).predict(x)
+    np.testing.assert_allclose(estimator.predict(x), expected, rtol=1e-9)
+    measured = estimator.evaluate((x, y), metrics=["gamma", "gamma_deviance"])
+    assert measured["gamma"] == pytest.approx(history[-1]["train_gamma"])
+    assert measured["gamma_deviance"] > 0
+
+
+def test_aliases_of_parameters_have_the_effect_of_the_main_names():
+    x, y = made(400)
+    y = y + (np.nan_to_num(x[:, 3]) > 0.5)
+
+    def predicted(**options):
+        estimator = LGBMEstimator(num_rounds=4, backend="local", num_leaves=7, **options)
+        estimator.fit((x, y > 0 if "application" in options else y), checkpoint_rounds=1)
+        return estimator, estimator.predict(x)
+
+    bagged = {"bagging_fraction": 0.3, "bagging_freq": 1}
+    for alias, main in (("random_state", "seed"), ("bagging_fraction_seed", "bagging_seed")):
+        by_alias = [predicted(**bagged, **{alias: value})[1] for value in (3, 4)]
+        np.testing.assert_array_equal(by_alias[0], predicted(**bagged, **{main: 3})[1])
+        assert not np.array_equal(*by_alias)
+    np.testing.assert_array_equal(predicted(**bagged, seed=None)[1], predicted(**bagged)[1])
+    estimator, scores = predicted(application="multiclass", num_classes=3)
+    np.testing.assert_array_equal(estimator.predict(x, output="class"), scores.argmax(1))
+    estimator, scores = predicted(application="binary")
+    np.testing.assert_array_equal(estimator.predict(x, output="class"), scores > 0.5)
+    for name in ("categorical_features", "label", "weight", "group", "query", "has_header"):
+        with refused("argument-unknown", name):
+            local(**{name: "a"})
+    for name in ("early_stopping_min_delta", "first_metric_only"):
+        with refused("argument-unknown", name):
+            local(**{name: 1})
+    with refused("argument-conflict", "num_leaves", "max_leaves"):
+        local(max_leaves=3)
+
+
+def test_a_labels_check_knows_the_alias_of_num_class():
+    x, y = made(50)
+    with refused("data-value", "num_class - 1 = 2", "from 2 to 3"):
+        local(objective="multiclass", metric="multi_logloss", num_classes=3).fit((x, y + 2))
+
+
+def test_early_stopping_ignores_rounds_without_a_number():
+    x, y = made(300)
+    values = iter([np.nan, 0.5, 0.7, 0.6, np.nan, np.nan])
+
+    def metric(scores, rows):
+        known = len(rows.get_label()) == 100
+        return "quality", next(values) if known else 0.0, True
+
+    estimator = local(metric=metric)
+    rows = {"validation_data": made(100, 1), "early_stopping_rounds": 3}
+    history = estimator.fit((x, y), **rows)
+    assert len(history) == 6
+    assert estimator.get_model().current_iteration() == 3
+    with refused("argument-missing", "needs a metric", "metric="):
+        local(metric="none").fit((x, y), **rows)
+    with refused("argument-conflict", "boosting='dart'", "early_stopping_rounds"):
+        local(boosting_type="dart").fit((x, y), **rows)
+
+
+def test_a_continued_fit_that_cannot_split_has_no_rounds(tmp_path):
+    x, y = made(300)
+    estimator = local(num_rounds=2)
+    estimator.fit((x, y))
+    path = estimator.save(str(tmp_path / "trees.txt"))
+    coarse = local(min_data_in_leaf=200)
+    coarse.load(path)
+    assert coarse.fit((x, y), num_rounds=3) == []
+    assert coarse.get_model().current_iteration() == 2
+
+
+def test_random_forests_do_not_continue():
+    x, y = made(300)
+    forest = local(boosting="rf", bagging_fraction=0.5, bagging_freq=1, num_rounds=2)
+    with refused("argument-conflict", "random forest"):
+        forest.fit((x, y), checkpoint_rounds=1)
+    assert len(forest.fit((x, y))) == 2
+    with refused("argument-conflict", "random forest"):
+        forest.fit((x, y))
+
+
+def test_importances_have_the_names_of_the_columns():
+    x, y = made(300)
+    frame = pd.DataFrame({"a b": x[:, 0], "c": x[:, 1], "y": y})
+    estimator = local(num_rounds=2)
+    estimator.fit(frame, ["a b", "c"], "y")
+    assert set(estimator.feature_importances().feature) == {"a b", "c"}
+
+
+def test_loaded_trees_have_the_missing_value_of_the_fit(tmp_path):
+    x, y = made(400)
+    rows = np.where(np.isnan(x), np.float32(-9), x)
+    estimator = local(missing=-9)
+    estimator.fit((rows, y))
+    other = local()
+    other.fit((x, y))
+    paths = [each.save(str(tmp_path / f"{i}.txt")) for i, each in enumerate((estimator, other))]
+    loaded = local()
+    loaded.load(paths[0])
+    np.testing.assert_array_equal(loaded.predict(rows), other.predict(x))
+    loaded.load(paths[1])
+    np.testing.assert_array_equal(loaded.predict(rows), other.predict(rows))
+
+
+@pytest.mark.slow
+def test_two_workers_weight_the_groups_of_a_ranking(tmp_path):
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(random.random((900, 2)), columns=list("ab")).astype("float32")
+    frame["g"] = random.integers(0, 60, 900)
+    frame["w"] = np.where(frame.g < 20, 9.0, 0.1)
+    frame["m"] = random.random(900)  # no equal scores, whose order depends on that of the rows
+    frame["y"] = random.integers(0, 4, 900).astype(float)
+    options = {"objective": "lambdarank", "metric": "ndcg", "eval_at": 3, "num_rounds": 2}
+    estimator, alone = local(2, **options), local(**options)
+    estimator.fit(frame, list("ab"), "y", group_col="g", weight_col="w")
+    alone.load(estimator.save(str(tmp_path / "ranking.txt")))
+    columns = {"group_col": "g", "weight_col": "w", "base_margin_col": "m"}
+    measured, expected = (
+        each.evaluate(frame, list("ab"), "y", **columns) for each in (estimator, alone)
+    )
+    assert measured == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_a_worker_lost_after_the_end_grows_no_more_trees(tmp_path):
+    x, y = made(3001)
+    checkpoint, marker = tmp_path / "checkpoint.txt", str(tmp_path / "killed")
+
+    def die(booster):
+        while not checkpoint.exists():
+            time.sleep(0.05)
+        open(marker, "w").close()
+        os.kill(os.getpid(), 9)
+
+    def metric(scores, rows):
+        if len(rows.get_label()) == 1500 and not os.path.exists(marker):
+            lightgbm.Booster.free_network = die  # the second worker, after its last round
+        return "worse", -float(np.abs(scores - 0.5).mean()), True  # in each round
+
+    estimator = local(2, metric=metric, num_rounds=9, model_dir=str(tmp_path))
+    history = estimator.fit((x, y), validation_data=(x[:99], y[:99]), early_stopping_rounds=2)
+    assert os.path.exists(marker)
+    assert [entry["round"] for entry in history] == [1, 2, 3]
+    assert estimator.get_model().current_iteration() == 1
